@@ -83,11 +83,11 @@ def prompt(number: int) -> bytes:
 def build(case: Case) -> tuple[Admission, ClusterView, int]:
     admission = Admission(AdmissionPolicy.PREDICTIVE, CLASSES, ttft_seconds=1.0, tpot_seconds=0.05)
     view = admission.new_view()
-    view.set_speed("h100", SPEED)
+    view.workers.set_speed("h100", SPEED)
     prefills = max(case.workers * 3 // 8, 1)
     for number in range(case.workers):
         role = Role.PREFILL if number < prefills else Role.DECODE
-        view.put(f"w{number}", role, pool="h100", revision="r1", node=f"n{number // 8}")
+        view.workers.put(f"w{number}", role, pool="h100", revision="r1", node=f"n{number // 8}")
     return admission, view, case.workers - prefills
 
 

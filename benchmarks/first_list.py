@@ -81,7 +81,7 @@ def steps(gateway: Gateway, document: bytes) -> dict[str, Callable[[], None]]:
 
     def report() -> None:
         for worker in gateway.registry.workers:
-            gateway.registry.cluster.set_tiers(worker.name, tiers)
+            gateway.registry.cluster.workers.set_tiers(worker.name, tiers)
 
     return {
         "first list": lambda: read(document),

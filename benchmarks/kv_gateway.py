@@ -67,10 +67,10 @@ class Gateway:
     def __post_init__(self) -> None:
         self._admission = Admission(AdmissionPolicy.PREDICTIVE, CLASSES, ttft_seconds=1.0, tpot_seconds=0.05)
         self.view = view = self._admission.new_view()
-        view.set_speed("h100", replace(SPEED, kv_capacity_tokens=SMALL_CACHE_TOKENS))
+        view.workers.set_speed("h100", replace(SPEED, kv_capacity_tokens=SMALL_CACHE_TOKENS))
         for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
-            view.put(name, role, pool="h100", revision="r1", node=name)
-            view.set_tiers(name, self.tiers)
+            view.workers.put(name, role, pool="h100", revision="r1", node=name)
+            view.workers.set_tiers(name, self.tiers)
         view.affinity.share(others=self.shares)
         self._number = self.first
 

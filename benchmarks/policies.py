@@ -50,7 +50,7 @@ from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.load.demand import promised
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.comparison import Arena, Comparison, Entry, UnknownPolicyError
+from fulcrum.simulation.comparison import Comparison, ComparisonInputs, Entry, UnknownPolicyError
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import WORKLOADS
 from fulcrum.simulation.policies import StaticSplit
@@ -58,6 +58,7 @@ from fulcrum.simulation.result import Summary
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.workload import Workload
 
+PACKAGE = Path(next(iter(fulcrum.__path__)))
 SHARED_TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 QUICK_POLICIES = (
     "ours", "ours-even", "ours-informed", "ours-open", "static", "aggregated", "dynamo", "arrow",
@@ -225,12 +226,20 @@ class Tee(io.StringIO):
         return super().write(text)
 
 
-def code_digest() -> str:
+def imported_packages() -> list[str]:
+    """Return the packages of `fulcrum` that the simulator and the contest import, at once or later."""
+    import grimp
+
+    graph = grimp.build_graph("fulcrum", "contests", cache_dir=None)
+    imported = (graph.find_upstream_modules(one, as_package=True) for one in ("fulcrum.simulation", "contests"))
+    names = (module.split(".") for module in set().union(*imported))
+    return sorted({"simulation", *(package for root, package, *_ in names if root == "fulcrum")})
+
+
+def code_digest(package: Path = PACKAGE) -> str:
     """Return a digest of the sources that decide what comes out."""
     digest = hashlib.sha256()
-    rooms = ("admission", "api", "balance", "capacity", "forecast", "routing", "simulation")
-    package = Path(next(iter(fulcrum.__path__)))
-    folders = (Path(__file__).parent / "contests", *(package / room for room in rooms))
+    folders = (Path(__file__).parent / "contests", *(package / name for name in imported_packages()))
     for path in (Path(__file__), *(path for folder in folders for path in sorted(folder.rglob("*.py")))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -238,9 +247,9 @@ def code_digest() -> str:
 
 def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = False) -> list[Verdict]:
     """Print the table of one workload, and return what holds of the promises."""
-    arena = arena_of(case, load)
-    comparison = Comparison(arena=arena, table=CONTESTANTS)
-    most = bound(arena)
+    inputs = inputs_of(case, load)
+    comparison = Comparison(inputs=inputs, table=CONTESTANTS)
+    most = bound(inputs)
     print(
         f"\n{case.name}: {len(load):,} requests in {load.duration_seconds:,.0f} s, {load.prompt_tokens.mean():,.0f} + "
         f"{load.output_tokens.mean():,.0f} tokens, {case.workers} workers of {case.hardware.tensor}, "
@@ -251,10 +260,10 @@ def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = F
         f"{'TPOT p90':>9} {'flips':>5} {'Pods':>5} {'rejected':>8} {'wasted':>7} {'CPU s':>6}"
     )
     found: dict[str, tuple[Entry, Summary]] = {}
-    for name in CONTESTANTS.checked(names, arena):
+    for name in CONTESTANTS.checked(names, inputs):
         started = time.process_time()
         entry = comparison.run(name)
-        summary = entry.result.summary(arena.slo)
+        summary = entry.result.summary(inputs.slo)
         found[name] = entry, summary
         good = round(summary.attainment * len(load))
         print(
@@ -266,7 +275,7 @@ def run(case: Case, load: Workload, names: tuple[str, ...], *, explain: bool = F
             flush=True,
         )
     if explain and "optimum" in found:
-        causes = lost(found["ours"][0].result, found["optimum"][0].result, arena.slo)
+        causes = lost(found["ours"][0].result, found["optimum"][0].result, inputs.slo)
         print("  served with foresight, but not by ours: " + "; ".join(f"{k} {n:,}" for k, n in causes.items()))
     return targets(case, {name: each for name, (_, each) in found.items()})
 
@@ -276,12 +285,12 @@ def published(case: Case, load: Workload, verdicts: list[Verdict]) -> None:
 
     Printed, too: the same static split with our admission, which nobody has published anything of.
     """
-    fixed = arena_of(replace(case, workers=4), load)
-    plain = Comparison(arena=fixed, table=CONTESTANTS).run("static-2:2").result.summary(fixed.slo)
+    fixed = inputs_of(replace(case, workers=4), load)
+    plain = Comparison(inputs=fixed, table=CONTESTANTS).run("static-2:2").result.summary(fixed.slo)
     closed = StaticSplit(pool="gpus", prefill=2, decode=2, admission=AdmissionPolicy.PREDICTIVE)
     with_ours = simulate(load, fixed.cluster, closed, slo=fixed.slo).summary(fixed.slo)
-    scaled = arena_of(case, load, low=2, start_seconds=START_SECONDS)
-    ours = Comparison(arena=scaled, table=CONTESTANTS).run("ours").result.summary(scaled.slo)
+    scaled = inputs_of(case, load, low=2, start_seconds=START_SECONDS)
+    ours = Comparison(inputs=scaled, table=CONTESTANTS).run("ours").result.summary(scaled.slo)
     print(f"  with 2 to {case.workers} workers that take {START_SECONDS:.0f} s to start, against 2P:2D:")
     rows = (("ours", ours), ("2P:2D, all admitted", plain), ("2P:2D, our admission", with_ours))
     for name, summary in rows:
@@ -325,7 +334,7 @@ def _of_one(case: Case, ours: Summary, found: dict[str, Summary], *, judged: boo
     return verdicts
 
 
-def arena_of(case: Case, load: Workload, *, low: int | None = None, start_seconds: float = 0.0) -> Arena:
+def inputs_of(case: Case, load: Workload, *, low: int | None = None, start_seconds: float = 0.0) -> ComparisonInputs:
     """Return a cluster whose GPUs are all there all the time, or `low` workers and more as ours decides."""
     hardware = case.hardware
     speed = worker_speed(
@@ -349,7 +358,7 @@ def arena_of(case: Case, load: Workload, *, low: int | None = None, start_second
     }
     spec = msgspec.convert(document, InferenceClusterSpec)
     model = PoolModel(name="gpus", speed=speed, gpus_per_worker=hardware.tensor, start_seconds=start_seconds)
-    return Arena(
+    return ComparisonInputs(
         workload=load,
         cluster=ClusterModel(pools=(model,)),
         spec=spec,

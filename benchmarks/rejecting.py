@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from contests.contestants import CONTESTANTS
-from policies import LEAST_REJECTED, SHARED_TRACES, arena_of, cases
+from policies import LEAST_REJECTED, SHARED_TRACES, cases, inputs_of
 
 from fulcrum.simulation.comparison import Comparison
 from fulcrum.simulation.result import Summary
@@ -68,9 +68,9 @@ def main() -> int:
 def compared(name: str, seed: int) -> Pair:
     """Run one load with one seed."""
     case = next(each for each in cases(SHARED_TRACES, seed) if each.name == name)
-    arena = arena_of(case, case.load())
-    comparison = Comparison(arena=arena, table=CONTESTANTS)
-    ours, rule = (comparison.run(policy).result.summary(arena.slo) for policy in ("ours", "mooncake-predictive"))
+    inputs = inputs_of(case, case.load())
+    comparison = Comparison(inputs=inputs, table=CONTESTANTS)
+    ours, rule = (comparison.run(policy).result.summary(inputs.slo) for policy in ("ours", "mooncake-predictive"))
     return Pair(ours=ours, rule=rule)
 
 

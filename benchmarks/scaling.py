@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi, sin
 
-from policies import Case, arena_of
+from policies import Case, inputs_of
 
 from fulcrum.balance import CreateWorker, DeleteWorker
 from fulcrum.simulation.engine import simulate
@@ -125,17 +125,17 @@ def run(name: str, phases: Sequence[Phase], seed: int) -> Row:
     """Simulate and print one load."""
     load: Workload = phased(phases, seed=seed)
     case = Case(name=name, load=lambda: load, workers=MOST_WORKERS)
-    arena = arena_of(case, load, low=1, start_seconds=START_SECONDS)
-    policy = Watched(arena.spec, least_turn_seconds=TURN_SECONDS)
+    inputs = inputs_of(case, load, low=1, start_seconds=START_SECONDS)
+    policy = Watched(inputs.spec, least_turn_seconds=TURN_SECONDS)
     policy.started, policy.removed, policy.most = [], [], 0
-    result = simulate(load, arena.cluster, policy, slo=arena.slo)
+    result = simulate(load, inputs.cluster, policy, slo=inputs.slo)
     hours = (result.end_of_run_seconds - SETTLED_SECONDS) / 3600
     row = Row(
         name=name,
         workers=result.gpu_seconds / result.end_of_run_seconds / GPUS_PER_WORKER,
         most=policy.most,
-        inside=result.summary(arena.slo).attainment,
-        promised=arena.slo.attainment,
+        inside=result.summary(inputs.slo).attainment,
+        promised=inputs.slo.attainment,
         started=len(policy.started) / hours,
         removed=len(policy.removed) / hours,
     )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from policies import SHARED_TRACES, arena_of, cases
+from policies import SHARED_TRACES, cases, inputs_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -114,11 +114,11 @@ def main() -> int:
     print_head(SPLITS)
     for name, speed in LOADS:
         load = WORKLOADS[name](options.seed).scaled(speed).between(0.0, options.seconds)
-        arena = arena_of(next(case for case in cases(SHARED_TRACES) if case.name == name), load)
+        inputs = inputs_of(next(case for case in cases(SHARED_TRACES) if case.name == name), load)
         slo = LatencyTargets(
-            ttft_seconds=arena.slo.ttft_seconds, tpot_seconds=arena.slo.tpot_seconds, attainment=ATTAINMENT
+            ttft_seconds=inputs.slo.ttft_seconds, tpot_seconds=inputs.slo.tpot_seconds, attainment=ATTAINMENT
         )
-        problems += compared(f"{name} x{speed:g}", load, arena.cluster, slo, SPLITS, largest_error=LARGEST_ERROR)
+        problems += compared(f"{name} x{speed:g}", load, inputs.cluster, slo, SPLITS, largest_error=LARGEST_ERROR)
     print_head(SMALL_SPLITS)
     small = ClusterModel(pools=(PoolModel(name=POOL, speed=small_workers.SPEED),))
     for rate in SMALL_RATES:

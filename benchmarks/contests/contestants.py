@@ -18,7 +18,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import Ratio
 from fulcrum.simulation.best_static import best_of, candidates
-from fulcrum.simulation.comparison import Arena, Comparison, NamedPolicy, Played, PolicyTable
+from fulcrum.simulation.comparison import Comparison, ComparisonInputs, NamedPolicy, Played, PolicyTable
 from fulcrum.simulation.named_policies import POLICIES
 from fulcrum.simulation.policies import Ours, Split
 from fulcrum.simulation.policy import Policy, known_speeds
@@ -28,64 +28,64 @@ Rule = AdmissionPolicy | Rejection
 """How a schedule turns requests away."""
 
 
-def bound(arena: Arena) -> int | None:
+def bound(inputs: ComparisonInputs) -> int | None:
     """Return how many requests at most could be inside the SLO; None for several pools."""
-    if len(arena.cluster.pools) > 1:
+    if len(inputs.cluster.pools) > 1:
         return None
-    return most_within(arena.workload, known_speeds(arena.cluster)[arena.pool], arena.most_workers, arena.slo)
+    return most_within(inputs.workload, known_speeds(inputs.cluster)[inputs.pool], inputs.most_workers, inputs.slo)
 
 
 def _made(make: Callable[[Comparison], Policy]) -> Callable[[Comparison], Played]:
     return lambda comparison: comparison.play(make(comparison))
 
 
-def _ours_from(split: Split, arena: Arena) -> Ours:
+def _ours_from(split: Split, inputs: ComparisonInputs) -> Ours:
     """Ours, which begins with this split."""
-    balance = msgspec.structs.replace(arena.spec.balance, ratio=Ratio(prefill=split.prefill, decode=split.decode))
-    spec = msgspec.structs.replace(arena.spec, balance=balance)
-    return Ours(spec, least_turn_seconds=arena.least_turn_seconds, name=f"ours from {split}")
+    balance = msgspec.structs.replace(inputs.spec.balance, ratio=Ratio(prefill=split.prefill, decode=split.decode))
+    spec = msgspec.structs.replace(inputs.spec, balance=balance)
+    return Ours(spec, least_turn_seconds=inputs.least_turn_seconds, name=f"ours from {split}")
 
 
 def _ours_even(comparison: Comparison) -> Policy:
-    workers = comparison.arena.most_workers
-    return _ours_from(Split(workers - workers // 2, workers // 2), comparison.arena)
+    workers = comparison.inputs.most_workers
+    return _ours_from(Split(workers - workers // 2, workers // 2), comparison.inputs)
 
 
 def _ours_informed(comparison: Comparison) -> Policy:
-    return _ours_from(comparison.best_static()[1], comparison.arena)
+    return _ours_from(comparison.best_static()[1], comparison.inputs)
 
 
-def _begin(arena: Arena) -> Split:
+def _begin(inputs: ComparisonInputs) -> Split:
     """The split that our plan begins with, where it is one; else half and half."""
-    roles = [role for _, role in Ours(arena.spec).initial(arena.cluster)]
+    roles = [role for _, role in Ours(inputs.spec).initial(inputs.cluster)]
     prefill, decode = roles.count(Role.PREFILL), roles.count(Role.DECODE)
-    half = arena.most_workers // 2
-    return Split(prefill, decode) if prefill and decode else Split(half, arena.most_workers - half)
+    half = inputs.most_workers // 2
+    return Split(prefill, decode) if prefill and decode else Split(half, inputs.most_workers - half)
 
 
 def _threshold(comparison: Comparison) -> Policy:
-    arena = comparison.arena
-    begin = _begin(arena)
-    return Threshold(pool=arena.pool, prefill=begin.prefill, decode=begin.decode, most_workers=arena.most_workers)
+    inputs = comparison.inputs
+    begin = _begin(inputs)
+    return Threshold(pool=inputs.pool, prefill=begin.prefill, decode=begin.decode, most_workers=inputs.most_workers)
 
 
 def _arrow(comparison: Comparison) -> Policy:
-    begin = _begin(comparison.arena)
-    return Arrow(pool=comparison.arena.pool, prefill=begin.prefill, decode=begin.decode)
+    begin = _begin(comparison.inputs)
+    return Arrow(pool=comparison.inputs.pool, prefill=begin.prefill, decode=begin.decode)
 
 
 def _dynamo(mode: DynamoMode, *, aggregated: bool = False) -> Callable[[Comparison], Policy]:
     def make(comparison: Comparison) -> Policy:
-        arena = comparison.arena
-        begin = _begin(arena)
+        inputs = comparison.inputs
+        begin = _begin(inputs)
         apart = {Role.PREFILL: begin.prefill, Role.DECODE: begin.decode}
         return Dynamo(
-            pool=arena.pool,
-            speed=arena.cluster.pools[0].speed,
-            slo=arena.slo,
+            pool=inputs.pool,
+            speed=inputs.cluster.pools[0].speed,
+            slo=inputs.slo,
             begin={Role.MIXED: begin.prefill + begin.decode} if aggregated else apart,
-            least_workers=sum(pool.workers.min for pool in arena.spec.pools),
-            most_workers=arena.most_workers,
+            least_workers=sum(pool.workers.min for pool in inputs.spec.pools),
+            most_workers=inputs.most_workers,
             mode=mode,
         )
 
@@ -94,46 +94,46 @@ def _dynamo(mode: DynamoMode, *, aggregated: bool = False) -> Callable[[Comparis
 
 def _mooncake(rule: Rejection) -> Callable[[Comparison], Policy]:
     def make(comparison: Comparison) -> Policy:
-        best = best_of(comparison.statics(AdmissionPolicy.OFF), comparison.arena.slo)
-        return Mooncake(pool=comparison.arena.pool, splits=[(0.0, best)], rule=rule)
+        best = best_of(comparison.statics(AdmissionPolicy.OFF), comparison.inputs.slo)
+        return Mooncake(pool=comparison.inputs.pool, splits=[(0.0, best)], rule=rule)
 
     return make
 
 
 def _optimum(comparison: Comparison) -> Played:
     """The best schedule with the spec's admission, without any, or with Mooncake's early rejection."""
-    arena = comparison.arena
-    rules: tuple[Rule, ...] = (*arena.admissions, Rejection.EARLY)
+    inputs = comparison.inputs
+    rules: tuple[Rule, ...] = (*inputs.admissions, Rejection.EARLY)
     found = []
     for rule in rules:
-        setting = _setting(arena, rule)
+        setting = _setting(inputs, rule)
         found.append(with_foresight(setting, _kept(comparison, setting, rule), comparison.on_progress))
-    result, policy = max(found, key=lambda each: int(each[0].within(arena.slo).sum()))
+    result, policy = max(found, key=lambda each: int(each[0].within(inputs.slo).sum()))
     return policy, result
 
 
-def _optimum_runs(arena: Arena) -> int:
+def _optimum_runs(inputs: ComparisonInputs) -> int:
     """Mixed workers and windows under each rule, and every split with Mooncake's, which no other policy needs."""
-    rules = len(arena.admissions) + 1
-    return rules * (1 + len(WINDOWS_SECONDS)) + len(candidates(arena.most_workers))
+    rules = len(inputs.admissions) + 1
+    return rules * (1 + len(WINDOWS_SECONDS)) + len(candidates(inputs.most_workers))
 
 
 def _kept(comparison: Comparison, setting: Setting, rule: Rule) -> Mapping[Split, Result]:
     """What comes of each split, and of mixed workers, when it is kept all the time."""
-    mixed = Split(0, 0, comparison.arena.most_workers)
+    mixed = Split(0, 0, comparison.inputs.most_workers)
     if isinstance(rule, Rejection):
-        splits = [*candidates(comparison.arena.most_workers), mixed]
+        splits = [*candidates(comparison.inputs.most_workers), mixed]
         return run_splits(setting, splits, comparison.on_progress)
     return {**comparison.statics(rule), **run_splits(setting, [mixed], comparison.on_progress)}
 
 
-def _setting(arena: Arena, rule: Rule) -> Setting:
+def _setting(inputs: ComparisonInputs, rule: Rule) -> Setting:
     def make(steps: Sequence[Step]) -> Schedule:
         if isinstance(rule, Rejection):
-            return Mooncake(pool=arena.pool, splits=steps, rule=rule)
-        return Schedule(pool=arena.pool, splits=steps, admission=rule, classes=arena.spec.admission.classes)
+            return Mooncake(pool=inputs.pool, splits=steps, rule=rule)
+        return Schedule(pool=inputs.pool, splits=steps, admission=rule, classes=inputs.spec.admission.classes)
 
-    return Setting(workload=arena.workload, cluster=arena.cluster, slo=arena.slo, make=make)
+    return Setting(workload=inputs.workload, cluster=inputs.cluster, slo=inputs.slo, make=make)
 
 
 def _rival(says: str, make: Callable[[Comparison], Policy], *, uses_statics: bool = False) -> NamedPolicy:

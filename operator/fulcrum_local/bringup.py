@@ -223,10 +223,12 @@ def _documents(file: Path) -> list[Json]:
     """What is in the file, flattened; kubectl judges it later. Errors: BringUpError when it is no YAML."""
     try:
         loaded = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise BringUpError(f"{file} cannot be read as YAML: {error}") from error
     documents: list[Json] = []
     for document in loaded:
-        if isinstance(document, dict):
-            documents.extend(document["items"] if document.get("kind") == "List" else [document])
+        inside = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else [document]
+        if not isinstance(inside, list):
+            raise BringUpError(f"{file}: List: items must be a list: write the objects below items:, each after a dash")
+        documents.extend(each for each in inside if isinstance(each, dict))
     return documents

@@ -46,17 +46,17 @@ class Replay:
         chance, view = self.chance, self.view
         for pool in ("x", "y"):
             if chance.random() < 0.9:
-                view.set_speed(pool, self._speed())
+                view.workers.set_speed(pool, self._speed())
                 moving = TransferCost(base_seconds=0.002, seconds_per_token=chance.choice((0.0, 1e-6, 1e-4)))
                 view.transfers.expect(pool, moving)
         some = (Role.PREFILL, Role.DECODE, Role.DECODE, Role.MIXED, Role.DRAINING)
         roles = [Role.PREFILL, Role.DECODE, *chance.choices(some, k=chance.choice((0, 2, 7)))]
         for number, role in enumerate(roles):
             pool, revision = chance.choice("xxxy"), chance.choice("rrrs")
-            view.put(f"w{number}", role, pool=pool, revision=revision, node=f"n{number % 3}")
+            view.workers.put(f"w{number}", role, pool=pool, revision=revision, node=f"n{number % 3}")
         if chance.random() < 0.3:
             only = ("b",) if classes else ()
-            view.set_pools(
+            view.workers.set_pools(
                 {"x": PoolAdmits(max_prompt_tokens=3000), "y": PoolAdmits(min_prompt_tokens=500, classes=only)}
             )
 
@@ -131,18 +131,18 @@ class Replay:
             view.finish(flight, at)
             ttft_seconds = flight.route.ttft_seconds * chance.uniform(0.5, 2)
             tpot_seconds = flight.route.tpot_seconds * chance.uniform(0.7, 1.5)
-            view.served(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds)
+            view.workers.served(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds)
             self.admission.learn(
                 flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, output_tokens=chance.randint(1, 600)
             )
 
     def _disturb(self) -> None:
         chance, view = self.chance, self.view
-        what, worker = chance.random(), chance.choice(list(view.workers.values()))
+        what, worker = chance.random(), chance.choice(list(view.workers.by_name.values()))
         if what < 0.01:
-            view.failed(worker, self.now)
+            view.workers.failed(worker, self.now)
         elif what < 0.03:
-            view.worked(worker)
+            view.workers.worked(worker)
         elif what < 0.05:
             view.tick(self.now)
         elif what < 0.07:
@@ -152,7 +152,9 @@ class Replay:
             )  # fmt: skip
             view.report(worker.name, report, self.now)
         elif what < 0.075:
-            view.put("w1", chance.choice((Role.DECODE, Role.PREFILL, Role.MIXED)), pool="x", revision="r", node="n1")
+            view.workers.put(
+                "w1", chance.choice((Role.DECODE, Role.PREFILL, Role.MIXED)), pool="x", revision="r", node="n1"
+            )
 
 
 def decisions(view: type[ClusterView]) -> str:

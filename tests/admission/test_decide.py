@@ -59,7 +59,7 @@ def test_nobody_is_there() -> None:
     admission, view = make(prefills=0, decodes=0)
     outcome = rejected(admission, admission.incoming(prompt_tokens=10), view)
     assert (outcome.reason, outcome.retry_after_seconds) == (Reason.NO_WORKER, None)
-    view.put("x", Role.DRAINING)
+    view.workers.put("x", Role.DRAINING)
     assert rejected(admission, admission.incoming(prompt_tokens=10), view).reason is Reason.NO_WORKER
 
 
@@ -223,7 +223,7 @@ def test_a_tight_promise_once_given_is_kept_from_later_requests() -> None:
 def test_threshold_and_unknown_speed_go_by_queue_batch_and_cache() -> None:
     for policy, speed in ((AdmissionPolicy.THRESHOLD, SPEED), (AdmissionPolicy.PREDICTIVE, None)):
         admission, view = make(policy, prefills=0, decodes=0, speed=speed)
-        view.put("m0", Role.MIXED, pool="pool")
+        view.workers.put("m0", Role.MIXED, pool="pool")
         long = admission.incoming(prompt_tokens=4000, max_tokens=10)
         on_pair(view, 7, long)
         assert isinstance(admission.decide(long, view, 0.0), Admit)
@@ -261,14 +261,14 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     """The queue drains as predicted, nothing else comes."""
     admission, view = make(decodes=2)
     fill(view, 76, admission.incoming(prompt_tokens=1, max_tokens=100_000), decoding=True)
-    before = list(view.workers["p0"].prompts.legs)
-    view.put("d9", Role.DECODE, pool="pool")
+    before = list(view.workers.by_name["p0"].prompts.legs)
+    view.workers.put("d9", Role.DECODE, pool="pool")
     on_pair(view, queued, admission.incoming(prompt_tokens=1000, max_tokens=1))
-    view.remove("d9")
-    view.put("d8", Role.DECODE, pool="slow")
+    view.workers.remove("d9")
+    view.workers.put("d8", Role.DECODE, pool="slow")
     # A decode worker that can decode but not prefill in time.
     slow = SpeedCoefficients(prefill_a=9, prefill_b=1, prefill_c=0, decode_a=0.01, decode_b=1e-4, decode_c=0)
-    view.set_speed("slow", WorkerSpeed(coefficients=slow, kv_capacity_tokens=1_000_000))
+    view.workers.set_speed("slow", WorkerSpeed(coefficients=slow, kv_capacity_tokens=1_000_000))
     asked = admission.incoming(prompt_tokens=prompt, max_tokens=10)
     outcome = admission.decide(asked, view, 0.0)
     if isinstance(outcome, Admit):
@@ -278,7 +278,7 @@ def test_after_retry_after_the_queue_lets_it_in(queued: int, prompt: float) -> N
     assert outcome.retry_after_seconds is not None
     assert not before
     ended = 0.0
-    for leg in list(view.workers["p0"].prompts.legs):
+    for leg in list(view.workers.by_name["p0"].prompts.legs):
         ended += leg.work_seconds
         flight = view.prefilling[leg]
         if ended <= outcome.retry_after_seconds:
@@ -323,7 +323,7 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     for _ in range(4):
         assert queued(admission, low, view)
     assert rejected(admission, low, view).reason is Reason.TTFT_UNREACHABLE
-    legs = list(view.workers["p0"].prompts.legs)
+    legs = list(view.workers.by_name["p0"].prompts.legs)
     high = admission.incoming(prompt_tokens=1000, max_tokens=1, qos=0)
     outcome = admission.decide(high, view, 0.0)
     assert isinstance(outcome, Preempt)
@@ -333,7 +333,7 @@ def test_who_would_be_overtaken_and_late_makes_way() -> None:
     for victim in outcome.victims:
         view.finish(victim, 0.0)
     view.start(high, outcome.route, 0.0)
-    assert view.workers["p0"].prompts.own_seconds == pytest.approx(0.7)
+    assert view.workers.by_name["p0"].prompts.own_seconds == pytest.approx(0.7)
     assert admission.rejected["low", Reason.PREEMPTED].requests == 1
 
 
@@ -342,9 +342,9 @@ def test_what_is_overtaken_does_not_count_as_a_queue() -> None:
     limits = ThresholdLimits(queued_prompt_tokens=3000)
     admission = Admission(AdmissionPolicy.THRESHOLD, CLASSES, limits=limits)
     view = admission.new_view()
-    view.set_speed("pool", SHORT_STEPS)
-    view.put("p0", Role.PREFILL, pool="pool")
-    view.put("d0", Role.DECODE, pool="pool")
+    view.workers.set_speed("pool", SHORT_STEPS)
+    view.workers.put("p0", Role.PREFILL, pool="pool")
+    view.workers.put("d0", Role.DECODE, pool="pool")
     low = admission.incoming(prompt_tokens=1000, max_tokens=10, qos=1)
     for _ in range(3):
         assert queued(admission, low, view)
@@ -401,11 +401,11 @@ def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role
         outcome = admission.decide(incoming, view, 0.0)
         assert isinstance(outcome, Admit)
         flight = view.start(incoming, outcome.route, 0.0)
-        view.put(name, role, pool="pool")
+        view.workers.put(name, role, pool="pool")
         for worker, late in ((flight.prefill, "ttft_seconds"), (flight.decode, "tpot_seconds")):
             if worker.name == name:
                 admission.learn(flight, **{late: 100.0})
-        view.put(name, Role.DECODE if role is Role.PREFILL else Role.PREFILL, pool="pool")
+        view.workers.put(name, Role.DECODE if role is Role.PREFILL else Role.PREFILL, pool="pool")
         view.finish(flight, 0.0)
     assert admission.ttft_margins[0].samples == admission.tpot_margin.samples == 0
 
@@ -430,7 +430,7 @@ def test_a_prompt_on_a_decode_worker_is_over_before_a_later_request_decodes_ther
     """It takes 0.5 s of the steps of an answer of four tokens, which has 0.2 s for them; the queue takes 0.9 s."""
     _, view = make()
     whole = Incoming(prompt_tokens=5000, output_tokens=1, whole=True)
-    prefill, decode = view.workers["p0"], view.workers["d0"]
+    prefill, decode = view.workers.by_name["p0"], view.workers.by_name["d0"]
     search = Search(whole, view, 0.0)
     view.start(whole, search.one_leg(search.prefill_on(decode)), 0.0)
     for _ in range(ahead):
@@ -452,7 +452,9 @@ def test_a_prediction_below_the_shortest_step_that_was_measured_since_tells_noth
     assert isinstance(outcome, Admit)
     flight = view.start(admission.incoming(prompt_tokens=100), outcome.route, 0.0)
     flight.step_limit_seconds = 0.0
-    view.set_speed("pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured)))
+    view.workers.set_speed(
+        "pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured))
+    )
     before = admission.tpot_margin.factor
     admission.learn(flight, tpot_seconds=1.5 * TPOT_SECONDS)
     assert admission.tpot_margin.samples == learned
@@ -470,6 +472,8 @@ def test_learning_bears_a_worker_that_was_measured_again_meanwhile(
     outcome = admission.decide(incoming, view, 0.0)
     assert isinstance(outcome, Admit)
     flight = view.start(incoming, outcome.route, 0.0)
-    view.set_speed("pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured)))
+    view.workers.set_speed(
+        "pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured))
+    )
     admission.learn(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, output_tokens=10)
     assert 1.0 <= admission.tpot_margin.factor < float("inf")

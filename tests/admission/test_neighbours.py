@@ -23,10 +23,10 @@ PROMPT_TOKENS = 4000
 def make(node: str) -> tuple[Admission, ClusterView]:
     admission = Admission(AdmissionPolicy.PREDICTIVE, ttft_seconds=TTFT_SECONDS, tpot_seconds=0.05)
     view = admission.new_view()
-    view.set_speed("pool", SLOW)
+    view.workers.set_speed("pool", SLOW)
     for number in range(2):
-        view.put(f"p{number}", Role.PREFILL, pool="pool", node=node)
-        view.put(f"d{number}", Role.DECODE, pool="pool", node=node)
+        view.workers.put(f"p{number}", Role.PREFILL, pool="pool", node=node)
+        view.workers.put(f"d{number}", Role.DECODE, pool="pool", node=node)
     return admission, view
 
 
@@ -81,14 +81,18 @@ def test_nothing_changes_where_nodes_are_unknown_or_hardware_is_their_own(node: 
 
 def test_neighbours_are_those_of_the_node_that_are_busy() -> None:
     admission, view = make("one")
-    view.put("far", Role.PREFILL, pool="pool", node="other")
-    assert view.busy_neighbours(view.workers["p0"]) == 0
+    view.workers.put("far", Role.PREFILL, pool="pool", node="other")
+    assert view.workers.busy_neighbours(view.workers.by_name["p0"]) == 0
     flight = ask(admission, view, 0.0)
     assert flight is not None
     assert flight.busy_neighbours == 0
-    others = [worker for worker in view.workers.values() if worker is not flight.prefill and worker.node == "one"]
-    assert [view.busy_neighbours(worker) for worker in others] == [2 - (worker is flight.decode) for worker in others]
-    assert view.busy_neighbours(view.workers["far"]) == 0
+    others = [
+        worker for worker in view.workers.by_name.values() if worker is not flight.prefill and worker.node == "one"
+    ]
+    assert [view.workers.busy_neighbours(worker) for worker in others] == [
+        2 - (worker is flight.decode) for worker in others
+    ]
+    assert view.workers.busy_neighbours(view.workers.by_name["far"]) == 0
 
 
 def test_what_busy_neighbours_explain_does_not_widen_the_margin_too() -> None:

@@ -38,11 +38,11 @@ def make(
     admission = Admission(policy, tuple(classes), ttft_seconds=TTFT_SECONDS, tpot_seconds=TPOT_SECONDS)
     view = admission.new_view()
     if speed is not None:
-        view.set_speed("pool", speed)
+        view.workers.set_speed("pool", speed)
     for number in range(prefills):
-        view.put(f"p{number}", Role.PREFILL, pool="pool")
+        view.workers.put(f"p{number}", Role.PREFILL, pool="pool")
     for number in range(decodes):
-        view.put(f"d{number}", Role.DECODE, pool="pool")
+        view.workers.put(f"d{number}", Role.DECODE, pool="pool")
     return admission, view
 
 

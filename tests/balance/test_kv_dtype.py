@@ -29,7 +29,7 @@ MIXED = {**pool(roles=("mixed",)), "accelerator": "H100-SXM-80GB"}
 
 def chosen_in(snapshot: Snapshot) -> KvDtype:
     """As the operator chooses it."""
-    return chosen_kv_dtype(snapshot, standing_workers(snapshot))
+    return chosen_kv_dtype(snapshot, standing_workers(snapshot.name, snapshot.spec, snapshot.workers))
 
 
 def settled(spec: InferenceClusterSpec, dtype: KvCacheDtype = KvCacheDtype.AUTO) -> World:

@@ -12,14 +12,14 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, poisson
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.comparison import Arena, Comparison, UnknownPolicyError
+from fulcrum.simulation.comparison import Comparison, ComparisonInputs, UnknownPolicyError
 
 SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
 LONG_PROMPTS = poisson(rate=9, count=600, prompt=3500, output=40, seed=1)
 """A load that four workers serve best as 3P:1D."""
 
 
-def arena(*, pools: int = 1, high: int = 4, **balance: Any) -> Arena:
+def inputs(*, pools: int = 1, high: int = 4, **balance: Any) -> ComparisonInputs:
     names = [f"p{number}" for number in range(pools)] if pools > 1 else ["p"]
     document = {
         "model": {"name": "m"},
@@ -31,11 +31,11 @@ def arena(*, pools: int = 1, high: int = 4, **balance: Any) -> Arena:
     cluster = (
         make_cluster(SPEED) if pools == 1 else ClusterModel(pools=tuple(PoolModel(name=n, speed=SPEED) for n in names))
     )
-    return Arena(workload=LONG_PROMPTS, cluster=cluster, spec=spec, slo=SLO, least_turn_seconds=2.0)
+    return ComparisonInputs(workload=LONG_PROMPTS, cluster=cluster, spec=spec, slo=SLO, least_turn_seconds=2.0)
 
 
 def test_each_run_of_ours_begins_with_its_own_split() -> None:
-    comparison = Comparison(table=CONTESTANTS, arena=arena())
+    comparison = Comparison(table=CONTESTANTS, inputs=inputs())
     names = ("static", "ours", "ours-even", "ours-informed")
     static, usual, even, informed = (comparison.run(name).result for name in names)
     begun = {one.policy: (one.fleet[0].prefill, one.fleet[0].decode) for one in (static, usual, even, informed)}
@@ -51,16 +51,16 @@ def test_each_run_of_ours_begins_with_its_own_split() -> None:
 
 
 def test_the_ratio_of_the_spec_is_what_ours_and_the_published_planners_begin_with() -> None:
-    comparison = Comparison(table=CONTESTANTS, arena=arena(ratio={"prefill": 3, "decode": 1}))
+    comparison = Comparison(table=CONTESTANTS, inputs=inputs(ratio={"prefill": 3, "decode": 1}))
     for name in ("ours", "dynamo", "arrow"):
-        roles = [role for _, role in comparison.run(name).policy.initial(comparison.arena.cluster)]
+        roles = [role for _, role in comparison.run(name).policy.initial(comparison.inputs.cluster)]
         assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (3, 1), name
 
 
 def test_names_are_checked() -> None:
-    assert CONTESTANTS.checked(["all", "ours"], arena()) == tuple(CONTESTANTS.policies)
-    assert CONTESTANTS.checked(["ours", "ours-open"], arena(pools=2)) == ("ours", "ours-open")
+    assert CONTESTANTS.checked(["all", "ours"], inputs()) == tuple(CONTESTANTS.policies)
+    assert CONTESTANTS.checked(["ours", "ours-open"], inputs(pools=2)) == ("ours", "ours-open")
     with pytest.raises(UnknownPolicyError, match="one pool only"):
-        CONTESTANTS.checked(["ours-informed"], arena(pools=2))
+        CONTESTANTS.checked(["ours-informed"], inputs(pools=2))
     with pytest.raises(UnknownPolicyError, match="at least two workers"):
-        CONTESTANTS.checked(["ours-informed"], arena(high=1))
+        CONTESTANTS.checked(["ours-informed"], inputs(high=1))

@@ -300,19 +300,3 @@ def test_weight_bytes_by_format() -> None:
     assert model.weight_bytes(Precision.FP8) == model.dense_parameters + 2 * tables
     # 116.8 billion parameters in MXFP4 are published as 65 GB.
     assert known_model("openai/gpt-oss-120b").weight_bytes() / 1e9 == pytest.approx(65, rel=0.02)
-
-
-def test_flops_of_a_token() -> None:
-    model = known_model("meta-llama/Llama-3.1-8B-Instruct")
-    embedding = model.hidden * model.vocab
-    norms = model.hidden * (2 * model.layers + 1)
-    assert model.flops_per_token() == 2 * (model.parameters - embedding - norms)
-    # Scores and values: two multiply-adds per head dimension, head, layer and earlier token.
-    assert model.flops_per_token(1000) - model.flops_per_token() == 4 * 32 * 128 * 32 * 1000
-
-
-def test_a_sliding_window_bounds_the_attention() -> None:
-    model = known_model("openai/gpt-oss-120b")
-    per_layer_and_token = 2 * model.attention_dims
-    grown = model.flops_per_token(10_128) - model.flops_per_token(128)
-    assert grown == pytest.approx(10_000 * 18 * per_layer_and_token)

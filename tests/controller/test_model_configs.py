@@ -48,7 +48,7 @@ NAMED = {"name": "own/model", "config": {"configMap": "own"}}
 
 def modelled(snapshot: Snapshot, known: ModelFacts) -> Snapshot:
     """With the model, as the operator has it."""
-    return with_model(snapshot, known, standing_workers(snapshot))
+    return with_model(snapshot, known, standing_workers(snapshot.name, snapshot.spec, snapshot.workers))
 
 
 def refused_in(snapshot: Snapshot) -> dict[str, Refusal]:
@@ -59,7 +59,7 @@ def refused_in(snapshot: Snapshot) -> dict[str, Refusal]:
         dtype=snapshot.kv_dtype.dtype if snapshot.kv_dtype is not None else None,
         model=snapshot.model,
         problem=snapshot.model_problem,
-        standing=standing_workers(snapshot),
+        standing=standing_workers(snapshot.name, snapshot.spec, snapshot.workers),
     )
 
 
@@ -196,7 +196,13 @@ def test_workers_that_stand_go_on_and_those_that_join_them_are_as_they_are(
     assert snapshot.model is not None
     assert snapshot.model.attention is kept
     assert snapshot.model.dimensions == known.dimensions
-    result = plan(replace(snapshot, kv_dtype=chosen_kv_dtype(snapshot, standing_workers(snapshot))), world.now)
+    result = plan(
+        replace(
+            snapshot,
+            kv_dtype=chosen_kv_dtype(snapshot, standing_workers(snapshot.name, snapshot.spec, snapshot.workers)),
+        ),
+        world.now,
+    )
     assert not result.actions, "nothing restarts"
     assert result.status.kv_cache is not None
     assert result.status.kv_cache.reason.endswith(

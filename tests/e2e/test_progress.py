@@ -201,7 +201,7 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
         answer = asyncio.create_task(site.post(prompt(11)))
         engine = await asked_of(site, engines, answer)
         cluster = site.gateway.registry.cluster
-        leg = next(iter(cluster.workers[engine.name].prompts.legs))
+        leg = next(iter(cluster.workers.by_name[engine.name].prompts.legs))
         predicted_seconds = cluster.prefilling[leg].route.ttft_seconds
         await eventually(answer.done, seconds=60.0, what=engine.agent.tail)
         took_seconds = time.monotonic() - began

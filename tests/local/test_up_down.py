@@ -245,6 +245,8 @@ def test_a_file_that_is_refused_says_why(local: Local) -> None:
     assert "Bad_Name" in said
     bad.write_text("a: [")
     assert "cannot be read as YAML" in local.fulcrum("up", "--no-operator", "-f", str(bad), code=1)
+    bad.write_text("kind: List\nmetadata: [1]\n")
+    assert "List: items must be a list" in local.fulcrum("up", "--no-operator", "-f", str(bad), code=1)
 
 
 def test_waiting_ends_with_what_is_wrong(local: Local) -> None:

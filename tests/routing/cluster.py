@@ -23,11 +23,11 @@ MOVING = TransferCost(base_seconds=0.01, seconds_per_token=0.0)
 def cluster(prefills: int = 2, decodes: int = 2, mixed: int = 0, *, known: bool = True) -> ClusterView:
     view = ClusterView(ttft_seconds=1.0, tpot_seconds=0.05, affinity=AffinityMemory(1000, token_ends(512, 64)))
     if known:
-        view.set_speed("pool", SPEED)
+        view.workers.set_speed("pool", SPEED)
         view.transfers.expect("pool", MOVING)
     for letter, count, role in (("p", prefills, Role.PREFILL), ("d", decodes, Role.DECODE), ("m", mixed, Role.MIXED)):
         for number in range(count):
-            view.put(f"{letter}{number}", role, pool="pool")
+            view.workers.put(f"{letter}{number}", role, pool="pool")
     return view
 
 

@@ -68,14 +68,14 @@ class Fleet:
 
     def __init__(self, slow: dict[int, float], failing: frozenset[int] = frozenset(), workers: int = 6) -> None:
         view = ClusterView()
-        self.workers = [view.put(f"w{number}", Role.PREFILL) for number in range(workers)]
+        self.workers = [view.workers.put(f"w{number}", Role.PREFILL) for number in range(workers)]
         for number, worker in enumerate(self.workers):
             for turn in range(30):
                 if number in failing and turn % 2 == 0:
-                    worker.health.answered(1, failures=1)
+                    worker.health.record.answered(failed=True)
                 else:
-                    worker.health.answered(1)
-                    worker.health.learn(slow.get(number, 1.0), 1.0)
+                    worker.health.record.answered()
+                    worker.health.record.learn(slow.get(number, 1.0), 1.0)
 
     def found(self) -> dict[str, float]:
         """Seconds for which each outlier is left alone."""
@@ -84,10 +84,10 @@ class Fleet:
 
 def pause_of(worker: WorkerView) -> float:
     seconds = 0.0
-    while not worker.breaker.available:
+    while not worker.health.breaker.available:
         seconds += 0.5
-        worker.breaker.tick(seconds)
-    worker.breaker.worked()
+        worker.health.breaker.tick(seconds)
+    worker.health.breaker.worked()
     return seconds
 
 
@@ -98,7 +98,7 @@ def test_the_slow_and_the_failing_are_ejected_worst_first_and_never_too_many() -
     assert Fleet({2: 5.0, 3: 4.0}, frozenset({4})).found().keys() == {"w2", "w4"}
     two_out = Fleet({2: 5.0}, workers=7)
     for worker in two_out.workers[5:]:
-        worker.breaker.eject(0.0, 5.0)
+        worker.health.breaker.eject(0.0, 5.0)
     assert two_out.found() == {}
     assert Fleet({0: 9.0}, workers=1).found() == {}
 
@@ -109,5 +109,5 @@ def test_ejections_get_longer_and_need_new_evidence() -> None:
     assert fleet.found() == {"w2": 10.0}
     assert fleet.found() == {}
     for _ in range(25):
-        slow.health.learn(5.0, 1.0)
+        slow.health.record.learn(5.0, 1.0)
     assert fleet.found() == {"w2": 20.0}

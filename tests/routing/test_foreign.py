@@ -42,7 +42,7 @@ def busy(gateways: int, *, seconds: int = 40) -> ClusterView:
 @pytest.mark.parametrize("gateways", [1, 5])
 def test_prompts_of_all_gateways_take_the_time_of_a_worker(gateways: int) -> None:
     view = busy(gateways)
-    assert view.workers["m0"].prompts.prefill_share(40.0) == pytest.approx(0.5, abs=0.05)
+    assert view.workers.by_name["m0"].prompts.prefill_share(40.0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_request_is_told_of_the_prompts_that_others_send() -> None:
@@ -54,10 +54,10 @@ def test_a_request_is_told_of_the_prompts_that_others_send() -> None:
 
 def test_an_engine_that_starts_anew_or_does_not_say_what_it_computed_tells_nothing() -> None:
     view = busy(5, seconds=1)
-    before = view.workers["m0"].prompts.prefill_share(1.0)
+    before = view.workers.by_name["m0"].prompts.prefill_share(1.0)
     view.report("m0", computed(None), 1.0)
     view.report("m0", computed(10), 1.0)
-    assert view.workers["m0"].prompts.prefill_share(1.0) == before
+    assert view.workers.by_name["m0"].prompts.prefill_share(1.0) == before
 
 
 def test_prompts_that_were_cached_after_all_took_no_time() -> None:
@@ -67,9 +67,9 @@ def test_prompts_that_were_cached_after_all_took_no_time() -> None:
     flight = send(view, ask(), 0.0)
     view.prefill_done(flight, 0.1)
     view.report("m0", computed(100), 0.5)
-    assert view.workers["m0"].prompts.prefill_share(0.5) == pytest.approx(0.001, abs=0.0005)
+    assert view.workers.by_name["m0"].prompts.prefill_share(0.5) == pytest.approx(0.001, abs=0.0005)
     view.report("m0", computed(100), 0.6)
-    assert view.workers["m0"].prompts.prefill_share(0.6) >= 0.0
+    assert view.workers.by_name["m0"].prompts.prefill_share(0.6) >= 0.0
 
 
 def prefilled(prompts: int, tokens: int, cached: int, *, computed: bool = False) -> WorkCounters:
@@ -88,7 +88,7 @@ def prefilled(prompts: int, tokens: int, cached: int, *, computed: bool = False)
 def test_prompts_of_others_are_like_those_that_the_engine_prefilled(cached: int) -> None:
     """Ten that wait take the time of ten: not that of one prompt of their sum, nor of prompts that no cache knows."""
     view = cluster(1, 1)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     send(view, ask(8000), 0.0)
     own = worker.prompts.backlog_seconds(0.0)
     view.report("p0", report(running=0, waiting=1, work=prefilled(0, 1000, cached)), 0.0)
@@ -100,9 +100,9 @@ def test_prompts_of_others_are_like_those_that_the_engine_prefilled(cached: int)
 def test_uneven_prompts_of_others_take_longer_than_even_ones() -> None:
     """An engine counts tokens alone; how uneven prompts are is seen on the own ones."""
     view = cluster(1, 1)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     speed = replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, prefill_c=1e-8))
-    view.set_speed("pool", speed)
+    view.workers.set_speed("pool", speed)
     for number in range(200):
         view.finish(send(view, ask((1000, 9000)[number % 2]), 0.0), 0.0)
     view.report("p0", report(running=0, waiting=0, work=prefilled(0, 5000, 0)), 0.0)
@@ -115,7 +115,7 @@ def test_uneven_prompts_of_others_take_longer_than_even_ones() -> None:
 def test_time_that_went_to_prompts_of_others_brought_own_ones_no_nearer() -> None:
     """What the engine has left is reported; the time since the last own answer is not taken off that once more."""
     view = cluster(1, 1)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     view.report("p0", report(running=0, waiting=0, work=prefilled(0, 1000, 0, computed=True)), 0.0)
     send(view, ask(8000), 0.0)
     view.report("p0", report(running=0, waiting=6, work=prefilled(50, 1000, 0, computed=True)), 0.0)
@@ -132,7 +132,7 @@ def test_what_others_decode_does_not_fade() -> None:
     found = []
     for running in (0, 40):
         view = cluster(1, 1)
-        view.set_speed("pool", speeds)
+        view.workers.set_speed("pool", speeds)
         view.report("d0", report(running=running, waiting=0), 0.0)
         found.append(find(view, ask(output_tokens=2000), 0.0).tpot_seconds)
     assert found[1] - found[0] == pytest.approx(40 * SPEED.coefficients.decode_b, rel=0.01)

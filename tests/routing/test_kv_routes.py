@@ -79,8 +79,8 @@ def decoded_by_slow(shares: Shares) -> float:
     view = cluster(prefills=1, decodes=0)
     half = replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=0.02, decode_b=2e-3))
     for pool, speed in (("fast", SPEED), ("slow", half)):
-        view.set_speed(pool, speed)
-        view.put(pool, Role.DECODE, pool=pool)
+        view.workers.set_speed(pool, speed)
+        view.workers.put(pool, Role.DECODE, pool=pool)
     view.kv_routes.set(shares)
     slow = 0
     for second in range(200):
@@ -100,8 +100,8 @@ def test_a_route_makes_no_request_miss_its_promise() -> None:
     view = cluster(prefills=1, decodes=0)
     crawling = replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=0.2))
     for pool, speed in (("fast", SPEED), ("slow", crawling)):
-        view.set_speed(pool, speed)
-        view.put(pool, Role.DECODE, pool=pool)
+        view.workers.set_speed(pool, speed)
+        view.workers.put(pool, Role.DECODE, pool=pool)
     view.kv_routes.set({"pool": {"fast": 0.1, "slow": 0.9}})
     for second in range(100):
         flight = send(view, now_seconds=float(second), decoding=True)

@@ -45,22 +45,22 @@ def test_who_works_and_who_does_not() -> None:
 
 def test_a_failing_pair_gets_no_request_and_its_workers_do_with_others() -> None:
     view = cluster(2, 2)
-    view.set_broken([PAIR])
+    view.workers.set_broken([PAIR])
     paths = {names(send(view, ask(two_legs=True)).route) for _ in range(24)}
     assert ("p0", "d0") not in paths
     assert {name for path in paths for name in path} == {"p0", "p1", "d0", "d1"}
     only = ask(two_legs=True, exclude=frozenset({"p1", "d1"}))
     assert find(view, only).whole
-    view.set_broken([])
+    view.workers.set_broken([])
     assert names(find(view, only)) == ("p0", "d0")
 
 
 def test_a_prefill_worker_that_no_one_can_pull_from_gets_no_first_legs() -> None:
     view = cluster(2, 2)
-    view.set_broken([PAIR, ("p0", "d1")])
-    assert view.unpaired == {"p0"}
+    view.workers.set_broken([PAIR, ("p0", "d1")])
+    assert view.workers.unpaired == {"p0"}
     assert {send(view, ask(two_legs=True)).prefill.name for _ in range(12)} == {"p1"}
-    view.remove("p1")
+    view.workers.remove("p1")
     found = find(view)
     assert found.whole, "no pair is left, so one worker does both"
     assert found.decode.role is Role.DECODE
@@ -68,9 +68,9 @@ def test_a_prefill_worker_that_no_one_can_pull_from_gets_no_first_legs() -> None
 
 def test_a_decode_worker_that_joins_makes_a_pair_again() -> None:
     view = cluster(1, 1)
-    view.set_broken([PAIR])
+    view.workers.set_broken([PAIR])
     assert find(view).whole
-    view.put("d1", Role.DECODE, pool="pool")
+    view.workers.put("d1", Role.DECODE, pool="pool")
     assert names(find(view, ask(two_legs=True))) == ("p0", "d1")
 
 
@@ -80,7 +80,7 @@ def test_a_decode_worker_that_joins_makes_a_pair_again() -> None:
 )
 def test_no_two_legs_ever_go_over_a_broken_pair(broken: set[tuple[str, str]], count: int) -> None:
     view = cluster(3, 2)
-    view.set_broken(broken)
+    view.workers.set_broken(broken)
     for number in range(count):
         found = route(ask(500.0 * (number % 5 + 1)), view, 0.1 * number)
         assert isinstance(found, Route), "somebody is always there"
@@ -104,9 +104,9 @@ def test_pairs_that_no_request_ever_uses(
 ) -> None:
     view = cluster(0, 0)
     view.class_names = ("gold", "free")
-    view.set_pools({"one": admits[0], "other": admits[1]})
-    one = view.put("one", Role.PREFILL, pool="one", revision=revisions[0])
-    other = view.put("other", Role.DECODE, pool="other", revision=revisions[1])
-    assert view.may_pair(one, other) is may
-    assert view.may_pair(other, one) is may
-    assert not view.may_pair(one, one)
+    view.workers.set_pools({"one": admits[0], "other": admits[1]})
+    one = view.workers.put("one", Role.PREFILL, pool="one", revision=revisions[0])
+    other = view.workers.put("other", Role.DECODE, pool="other", revision=revisions[1])
+    assert view.workers.may_pair(one, other) is may
+    assert view.workers.may_pair(other, one) is may
+    assert not view.workers.may_pair(one, one)

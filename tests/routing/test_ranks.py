@@ -16,9 +16,9 @@ HIGH, MIDDLE, LOW = 0, 1, 2
 def one_pair(*, step_tokens: int = 1000) -> ClusterView:
     """Prompts of 1,000 tokens take 0.1 s."""
     view = ClusterView(class_names=("high", "middle", "low"), ranks=(0, 1, 2), ttft_seconds=5.0, tpot_seconds=0.05)
-    view.set_speed("pool", replace(SPEED, max_batched_tokens=step_tokens))
-    view.put("p0", Role.PREFILL, pool="pool")
-    view.put("d0", Role.DECODE, pool="pool")
+    view.workers.set_speed("pool", replace(SPEED, max_batched_tokens=step_tokens))
+    view.workers.put("p0", Role.PREFILL, pool="pool")
+    view.workers.put("d0", Role.DECODE, pool="pool")
     return view
 
 
@@ -50,7 +50,7 @@ def test_only_what_has_begun_of_lower_classes_is_waited_for(
 def test_as_many_have_begun_as_a_step_takes() -> None:
     view = one_pair(step_tokens=2500)
     flights = queue(view, LOW, LOW, LOW, LOW)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     assert worker.prompts.overtaken(HIGH) == [flights[3].load], (
         "the third is in the step in part, and goes on before what waits"
     )
@@ -61,7 +61,7 @@ def test_who_came_after_the_step_began_is_overtaken_in_the_order_of_service() ->
     view = one_pair(step_tokens=8000)
     begun = queue(view, LOW)
     later = queue(view, LOW, MIDDLE, HIGH, LOW, at=0.05)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     assert worker.prompts.overtaken(HIGH) == [later[1].load, later[0].load, later[3].load]
     assert worker.prompts.overtaken(MIDDLE) == [later[0].load, later[3].load]
     view.prefill_done(begun[0], 0.1)
@@ -79,7 +79,7 @@ def test_a_step_that_takes_longer_than_predicted_is_waited_for() -> None:
 def test_what_ends_or_is_taken_away_is_no_longer_waited_for() -> None:
     view = one_pair()
     first, second, third = queue(view, LOW, HIGH, LOW)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     assert worker.prompts.lower_seconds(HIGH) == pytest.approx(0.2)
     view.finish(third, 0.0)
     view.prefill_done(second, 0.1)
@@ -91,8 +91,8 @@ def test_what_ends_or_is_taken_away_is_no_longer_waited_for() -> None:
 
 def test_without_ranks_it_is_first_come_first_served() -> None:
     view = ClusterView(class_names=("high", "low"))
-    view.set_speed("pool", SPEED)
-    view.put("p0", Role.PREFILL, pool="pool")
-    view.put("d0", Role.DECODE, pool="pool")
+    view.workers.set_speed("pool", SPEED)
+    view.workers.put("p0", Role.PREFILL, pool="pool")
+    view.workers.put("d0", Role.DECODE, pool="pool")
     queue(view, 1, 1)
     assert find(view, ask(qos=0)).wait_seconds == pytest.approx(0.2)

@@ -16,7 +16,7 @@ def busiest(output_tokens: float) -> float:
         if before is not None:
             view.finish(before, 40.0 * number + 6)
         before = flight
-    return view.workers["m0"].prompts.prefill_share(40.0 * number)
+    return view.workers.by_name["m0"].prompts.prefill_share(40.0 * number)
 
 
 def test_a_long_prompt_counts_over_as_long_as_answers_take() -> None:

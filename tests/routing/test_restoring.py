@@ -28,7 +28,7 @@ def with_tiers(tiers: Tiers | None, prefills: int = 1) -> ClusterView:
     """The prefix was sent to p0, and then more than its device holds."""
     view = cluster(prefills, 1)
     for number in range(prefills):
-        view.set_tiers(f"p{number}", tiers)
+        view.workers.set_tiers(f"p{number}", tiers)
     others = frozenset(f"p{number}" for number in range(1, prefills))
     view.finish(send(view, ask(PROMPT, prefix=PREFIX, exclude=others)), 0.0)
     for number in range(100):
@@ -107,7 +107,7 @@ def test_the_pool_serves_a_worker_that_never_held_the_prefix() -> None:
     assert (alone.prefill.name, alone.loaded_tokens) == ("p1", 0.0)
     gone = with_tiers(pooled, 2)
     for name in ("p0", "p1"):
-        gone.set_tiers(name, replace(pooled, pool_tokens=0.0, pool_link=None))
+        gone.workers.set_tiers(name, replace(pooled, pool_tokens=0.0, pool_link=None))
     assert find(gone, ask(PROMPT, prefix=PREFIX, exclude=frozenset({"p0"}))).loaded_tokens == 0.0
 
 

@@ -17,7 +17,7 @@ from fulcrum.routing import ClusterView, NoPath, Route, route
 def test_no_worker_and_none_that_fits_are_different() -> None:
     assert route(ask(), ClusterView(), 0.0) == NoPath.NO_WORKER
     view = cluster(0, 0)
-    view.put("x", Role.DRAINING, pool="pool")
+    view.workers.put("x", Role.DRAINING, pool="pool")
     assert route(ask(), view, 0.0) == NoPath.NONE_FITS
     view = cluster(1, 1)
     assert route(ask(exclude=frozenset({"p0", "d0"})), view, 0.0) == NoPath.NONE_FITS
@@ -28,8 +28,8 @@ def test_an_answer_of_one_token_has_no_pace() -> None:
     """A worker that has just become one for decoding still prefills: that delays a first token, and no other."""
     view = cluster(1, 1)
     send(view, ask(9000.0))
-    view.put("p0", Role.DECODE, pool="pool")
-    view.put("d0", Role.PREFILL, pool="pool")
+    view.workers.put("p0", Role.DECODE, pool="pool")
+    view.workers.put("d0", Role.PREFILL, pool="pool")
     one, many = (find(view, ask(output_tokens=tokens, two_legs=True)) for tokens in (1.0, 2.0))
     assert one.decode.name == many.decode.name == "p0"
     assert one.hand_over.step_seconds < 0.05
@@ -47,7 +47,7 @@ def test_the_shorter_queue_and_the_smaller_batch() -> None:
     assert names(find(view, ask(1000.0)))[0] == "p1"
     send(view, ask(5000.0))
     assert find(view).prefill.name == "p0"
-    assert abs(view.workers["d0"].pending - view.workers["d1"].pending) <= 1
+    assert abs(view.workers.by_name["d0"].pending - view.workers.by_name["d1"].pending) <= 1
 
 
 def test_predicted_ttft_is_queue_plus_own_plus_transfer_plus_first_step() -> None:
@@ -66,7 +66,7 @@ def test_a_stalled_prefill_worker_is_avoided() -> None:
     assert stalled.prefill.name == "p0"
     for _ in range(3):
         send(view, ask(1000.0, exclude=frozenset({"p0"})), 9.9)
-    assert view.workers["p1"].prompts.legs
+    assert view.workers.by_name["p1"].prompts.legs
     assert find(view, now_seconds=10.0).prefill.name == "p1"
 
 
@@ -97,9 +97,9 @@ def test_a_shared_prefix_is_known_to_several_workers() -> None:
 
 def test_the_same_node_among_equals() -> None:
     view = cluster(0, 0)
-    view.put("p", Role.PREFILL, pool="pool", node="n2")
+    view.workers.put("p", Role.PREFILL, pool="pool", node="n2")
     for number in range(4):
-        view.put(f"d{number}", Role.DECODE, pool="pool", node=f"n{number}")
+        view.workers.put(f"d{number}", Role.DECODE, pool="pool", node=f"n{number}")
     assert names(find(view)) == ("p", "d2")
     for _ in range(10):
         view.start(ask(), find(view), 0.0)
@@ -108,9 +108,9 @@ def test_the_same_node_among_equals() -> None:
 
 def test_pools_admit() -> None:
     view = cluster(1, 1)
-    view.put("c0", Role.PREFILL, pool="cpu")
-    view.set_speed("cpu", SPEED)
-    view.set_pools({"cpu": PoolAdmits(min_prompt_tokens=5000), "pool": PoolAdmits(max_prompt_tokens=20_000)})
+    view.workers.put("c0", Role.PREFILL, pool="cpu")
+    view.workers.set_speed("cpu", SPEED)
+    view.workers.set_pools({"cpu": PoolAdmits(min_prompt_tokens=5000), "pool": PoolAdmits(max_prompt_tokens=20_000)})
     for _ in range(5):
         assert send(view, ask(1000.0)).prefill.name == "p0"
     assert send(view, ask(6000.0)).prefill.name == "c0"
@@ -119,8 +119,8 @@ def test_pools_admit() -> None:
 
 def test_pools_admit_classes() -> None:
     view = ClusterView(class_names=("batch", "chat"))
-    view.put("a", Role.MIXED, pool="a")
-    view.set_pools({"a": PoolAdmits(classes=("batch",))})
+    view.workers.put("a", Role.MIXED, pool="a")
+    view.workers.set_pools({"a": PoolAdmits(classes=("batch",))})
     assert find(view, ask(qos=0)).prefill.name == "a"
     assert route(ask(qos=1), view, 0.0) == NoPath.NO_POOL
 
@@ -132,31 +132,31 @@ def test_pools_admit_classes() -> None:
 def test_a_pool_that_has_no_worker_just_now_still_takes_requests(prompt_tokens: float, qos: int, never: bool) -> None:
     """Who only has to wait for a worker is not told that it will never be served."""
     view = ClusterView(class_names=("batch", "chat"))
-    view.set_pools({"big": PoolAdmits(min_prompt_tokens=500, max_prompt_tokens=60_000, classes=("batch",)),
+    view.workers.set_pools({"big": PoolAdmits(min_prompt_tokens=500, max_prompt_tokens=60_000, classes=("batch",)),
                     "small": PoolAdmits(max_prompt_tokens=400)})  # fmt: skip
-    view.put("s", Role.MIXED, pool="small")
+    view.workers.put("s", Role.MIXED, pool="small")
     assert route(ask(prompt_tokens, qos=qos), view, 0.0) == (NoPath.NO_POOL if never else NoPath.NONE_FITS)
-    view.put("b", Role.DRAINING, pool="big")
+    view.workers.put("b", Role.DRAINING, pool="big")
     assert (route(ask(prompt_tokens, qos=qos), view, 0.0) is NoPath.NO_POOL) == never
-    view.put("b", Role.MIXED, pool="big")
+    view.workers.put("b", Role.MIXED, pool="big")
     found = route(ask(prompt_tokens, qos=qos), view, 0.0)
     assert found is NoPath.NO_POOL if never else isinstance(found, Route)
 
 
 def test_a_pool_without_workers_is_as_large_as_its_workers_were() -> None:
     view = cluster(1, 1)
-    view.set_pools({"pool": None, "tiny": None})
+    view.workers.set_pools({"pool": None, "tiny": None})
     assert route(ask(1_000_000.0), view, 0.0) is NoPath.NONE_FITS, "how much a tiny one holds is not known"
-    view.set_speed("tiny", SPEED)
+    view.workers.set_speed("tiny", SPEED)
     assert route(ask(1_000_000.0), view, 0.0) is NoPath.NO_POOL
 
 
 def test_revisions_are_never_paired() -> None:
     view = cluster(0, 0)
-    view.put("p-old", Role.PREFILL, pool="pool", revision="old")
-    view.put("d-new", Role.DECODE, pool="pool", revision="new")
+    view.workers.put("p-old", Role.PREFILL, pool="pool", revision="old")
+    view.workers.put("d-new", Role.DECODE, pool="pool", revision="new")
     assert find(view).whole
-    view.put("d-old", Role.DECODE, pool="pool", revision="old")
+    view.workers.put("d-old", Role.DECODE, pool="pool", revision="old")
     for _ in range(50):
         flight = send(view)
         assert flight.prefill.revision == flight.decode.revision
@@ -164,17 +164,19 @@ def test_revisions_are_never_paired() -> None:
 
 def test_suspects_come_last() -> None:
     view = cluster(2, 1)
-    view.failed(view.workers["p0"], 0.0)
+    view.workers.failed(view.workers.by_name["p0"], 0.0)
     for _ in range(5):
         assert send(view).prefill.name == "p1"
-    view.failed(view.workers["p1"], 0.0)
-    view.failed(view.workers["d0"], 0.0)
+    view.workers.failed(view.workers.by_name["p1"], 0.0)
+    view.workers.failed(view.workers.by_name["d0"], 0.0)
     assert isinstance(route(ask(), view, 0.0), Route)
     view.tick(1.0)
     trial = send(view, now_seconds=1.0)
-    assert trial.prefill.name not in {worker.name for one in view.revisions for p in one.pools for worker in p.workers}
-    view.worked(trial.prefill)
-    assert trial.prefill.breaker.available
+    assert trial.prefill.name not in {
+        worker.name for one in view.workers.revisions for p in one.pools for worker in p.workers
+    }
+    view.workers.worked(trial.prefill)
+    assert trial.prefill.health.breaker.available
 
 
 def test_a_role_that_is_empty_does_not_stop_the_service() -> None:
@@ -245,7 +247,7 @@ def test_prompts_leave_the_worker_alone_on_which_one_stays() -> None:
     view = busy_decoding()
     stays = send(view, ask(9700.0))
     assert names(stays.route) == ("p0",)
-    view.put("p1", Role.PREFILL, pool="pool")
+    view.workers.put("p1", Role.PREFILL, pool="pool")
     view.prefill_done(send(view, now_seconds=0.5), 0.6)
     view.prefill_done(stays, 0.97)
     for number in range(5):
@@ -265,7 +267,7 @@ def test_what_came_to_a_worker_in_another_role_is_not_expected_to_go_on() -> Non
         flight = send(view, ask(1000.0, 2000.0), number * 0.25)
         view.prefill_done(flight, number * 0.25 + 0.2)
     before = find(view, ask(), 10.0)
-    view.put("p1", Role.DECODE, pool="pool")
+    view.workers.put("p1", Role.DECODE, pool="pool")
     after = find(view, ask(), 10.0)
     assert names(after) == ("p0", "p1")
     assert after.hand_over.step_seconds == pytest.approx(after.hand_over.own_step_seconds)
@@ -290,9 +292,9 @@ def test_a_path_is_found_exactly_when_somebody_in_a_role_is_left(
 ) -> None:
     view = ClusterView()
     for number, (role, pool, revision, broken) in enumerate(fleet):
-        worker = view.put(f"w{number}", role, pool=pool, revision=revision)
+        worker = view.workers.put(f"w{number}", role, pool=pool, revision=revision)
         if broken:
-            view.failed(worker, 0.0)
+            view.workers.failed(worker, 0.0)
     for _ in range(busy):
         found = route(ask(), view, 0.0)
         if isinstance(found, Route):
@@ -319,7 +321,7 @@ def test_engines_that_cost_no_time() -> None:
     """A profile may leave a part out: zero is a speed like any other."""
     view = cluster()
     nothing = SpeedCoefficients(prefill_a=0.0, prefill_b=0.0, prefill_c=0.0, decode_a=0.0, decode_b=0.0, decode_c=0.0)
-    view.set_speed("pool", WorkerSpeed(coefficients=nothing, kv_capacity_tokens=100_000))
+    view.workers.set_speed("pool", WorkerSpeed(coefficients=nothing, kv_capacity_tokens=100_000))
     for number in range(5):
         found = find(view, now_seconds=float(number))
         assert 0 <= found.tpot_seconds < 1e-3

@@ -18,13 +18,13 @@ WORKERS = ("a", "b", "c")
 def gateway(names: tuple[str, ...] = WORKERS, *, others: bool = True) -> ClusterView:
     view = ClusterView(affinity=AffinityMemory(1000, ENDS))
     for name in names:
-        view.put(name, Role.MIXED, incarnation=f"{name}/0")
+        view.workers.put(name, Role.MIXED, incarnation=f"{name}/0")
     view.affinity.share(others=others)
     return view
 
 
 def send(view: ClusterView, keys: tuple[int, ...], worker: str) -> None:
-    index = view.workers[worker].index
+    index = view.workers.by_name[worker].index
     new = 512 * len(keys) - view.affinity.held(keys, index)
     view.affinity.record(keys, index, new, new)
 
@@ -43,7 +43,7 @@ def over_the_wire(batch: SentBatch) -> SentBatch:
 
 def holders(view: ClusterView, keys: tuple[int, ...]) -> tuple[int, list[str]]:
     units, found = view.affinity.match(keys)
-    return units, [view.by_index[index].name for index in found]
+    return units, [view.workers.by_index[index].name for index in found]
 
 
 PROMPTS = st.tuples(st.sampled_from(range(3)), st.integers(1, 6)).map(
@@ -65,7 +65,7 @@ def test_three_gateways_know_what_one_would(sends: list[tuple[tuple[int, ...], s
     for start in range(3):
         chain = tuple(100 * start + number for number in range(6))
         for name in WORKERS:
-            held = {view.affinity.held(chain, view.workers[name].index) for view in (*three, alone)}
+            held = {view.affinity.held(chain, view.workers.by_name[name].index) for view in (*three, alone)}
             assert len(held) == 1
         assert len({holders(view, chain)[0] for view in (*three, alone)}) == 1
 
@@ -87,7 +87,7 @@ def test_a_prompt_is_told_once_and_nothing_is_told_on() -> None:
 def test_what_was_driven_out_and_sent_again_is_told_again() -> None:
     one, other = gateway(), gateway()
     for view in (one, other):
-        view.affinity.join(view.workers["a"].index, 2000)
+        view.affinity.join(view.workers.by_name["a"].index, 2000)
     send(one, (1,), "a")
     send(one, (10, 11, 12, 13), "a")
     tell(one, other)
@@ -137,12 +137,12 @@ def test_prompts_that_part_later_are_told_from_their_beginning() -> None:
 
 def test_another_process_and_a_worker_that_is_not_known_hold_nothing() -> None:
     one, other = gateway(), gateway(("a", "b"))
-    other.put("a", Role.MIXED, incarnation="a/1")
+    other.workers.put("a", Role.MIXED, incarnation="a/1")
     for worker in WORKERS:
         send(one, (1, 2), worker)
     tell(one, other)
     assert holders(other, (1, 2)) == (1024, ["b"])
-    one.remove("b")
+    one.workers.remove("b")
     send(one, (5,), "a")
     assert take_batch(one) is not None
 
@@ -150,7 +150,7 @@ def test_another_process_and_a_worker_that_is_not_known_hold_nothing() -> None:
 def test_a_worker_that_left_before_it_was_told_is_left_out() -> None:
     one = gateway()
     send(one, (1, 2), "a")
-    one.remove("a")
+    one.workers.remove("a")
     batch = take_batch(one)
     assert batch is not None
     assert batch.workers == {}

@@ -42,10 +42,10 @@ def found(view: ClusterView, now: float, incoming: Incoming = NEW) -> Route:
 )
 def test_it_waits_for_the_end_of_the_step(waiting: int, after: float, wait: float) -> None:
     view = ClusterView(ttft_seconds=100.0)
-    view.set_speed("pool", SPEED)
+    view.workers.set_speed("pool", SPEED)
     view.transfers.expect("pool", AT_ONCE)
-    view.put("p", Role.PREFILL, pool="pool")
-    view.put("d", Role.DECODE, pool="pool")
+    view.workers.put("p", Role.PREFILL, pool="pool")
+    view.workers.put("d", Role.DECODE, pool="pool")
     for _ in range(waiting):
         view.start(NEW, found(view, 0.0), 0.0)
     path = found(view, after)
@@ -73,10 +73,10 @@ def test_all_prompts_of_the_step_under_way_are_being_computed(step_tokens: int, 
     """Three prompts of 0.1 s waited for a first one, and began together when it was answered."""
     view = ClusterView(ttft_seconds=100.0)
     steps_only = msgspec.structs.replace(SPEED.coefficients, prefill_a=0.0)
-    view.set_speed("pool", replace(SPEED, max_batched_tokens=step_tokens, coefficients=steps_only))
+    view.workers.set_speed("pool", replace(SPEED, max_batched_tokens=step_tokens, coefficients=steps_only))
     view.transfers.expect("pool", AT_ONCE)
-    view.put("p", Role.PREFILL, pool="pool")
-    view.put("d", Role.DECODE, pool="pool")
+    view.workers.put("p", Role.PREFILL, pool="pool")
+    view.workers.put("d", Role.DECODE, pool="pool")
     long = Incoming(prompt_tokens=100.0, output_tokens=1.0)
     first, *_ = [view.start(long, found(view, at, long), at) for at in (0.0, 0.01, 0.02, 0.03)]
     view.prefill_done(first, 1.0)
@@ -99,10 +99,10 @@ def test_all_prompts_of_the_step_under_way_are_being_computed(step_tokens: int, 
 def test_each_step_has_one_base(before: list[tuple[float, int]], new_tokens: int, seconds: float) -> None:
     """A tenth of a second for each step, a millisecond for each token, a thousand tokens at most: asked at 0.2 s."""
     view = ClusterView(ttft_seconds=100.0)
-    view.set_speed("pool", replace(SPEED, max_batched_tokens=1000))
+    view.workers.set_speed("pool", replace(SPEED, max_batched_tokens=1000))
     view.transfers.expect("pool", AT_ONCE)
-    view.put("p", Role.PREFILL, pool="pool")
-    view.put("d", Role.DECODE, pool="pool")
+    view.workers.put("p", Role.PREFILL, pool="pool")
+    view.workers.put("d", Role.DECODE, pool="pool")
     for at, tokens in before:
         one = Incoming(prompt_tokens=tokens, output_tokens=1.0)
         view.start(one, found(view, at, one), at)

@@ -28,9 +28,9 @@ WRONG = WorkerSpeed(
 
 def world() -> ClusterView:
     view = ClusterView(ttft_seconds=1000.0)
-    view.set_speed("pool", WRONG)
-    view.put("p", Role.PREFILL, pool="pool")
-    view.put("d", Role.DECODE, pool="pool")
+    view.workers.set_speed("pool", WRONG)
+    view.workers.put("p", Role.PREFILL, pool="pool")
+    view.workers.put("d", Role.DECODE, pool="pool")
     return view
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_said_where_it_is_not_known_what_was_in_the_step() -> None:
     view.prefill_done(start(view, 20, 3.0), 3.1)
     assert len(rows(view)) == 1
     # Others' work on the worker.
-    view.workers["p"].set_foreign(4.0, prefill_seconds=1.0)
+    view.workers.by_name["p"].set_foreign(4.0, prefill_seconds=1.0)
     view.prefill_done(start(view, 20, 4.0), 4.1)
     assert rows(view) == []
 

@@ -20,14 +20,14 @@ def view(
     made = ClusterView(ttft_seconds=1.0, tpot_seconds=0.05, affinity=AffinityMemory(1000, token_ends(512, 64)))
     made.units_per_token = 1.0
     for pool, role in (*((p, Role.PREFILL) for p in prefill_pools), *((d, Role.DECODE) for d in decode_pools)):
-        made.set_speed(pool, SPEED)
-        made.put(pool, role, pool=pool, node=(nodes or {}).get(pool, ""))
+        made.workers.set_speed(pool, SPEED)
+        made.workers.put(pool, role, pool=pool, node=(nodes or {}).get(pool, ""))
     return made
 
 
 def move(made: ClusterView, seconds: float, *, prefill: str = "p", decode: str = "d", now: float = 0.0) -> None:
     """One request of 1,000 tokens on idle workers, whose transfer takes `seconds`."""
-    others = frozenset(made.workers) - {prefill, decode}
+    others = frozenset(made.workers.by_name) - {prefill, decode}
     incoming = ask(exclude=others, two_legs=True)
     flight = made.start(incoming, find(made, incoming, now), now)
     assert (flight.prefill.name, flight.decode.name) == (prefill, decode)
@@ -74,7 +74,7 @@ def test_a_prefill_pool_that_sends_slowly_is_avoided() -> None:
 def test_near_and_far_are_learnt_apart() -> None:
     """The decode worker on the prefill worker's node is near; what is learnt far away counts there until it is seen."""
     made = view("d", nodes={"p": "n1", "d": "n1"})
-    made.put("d2", Role.DECODE, pool="d", node="n2")
+    made.workers.put("d2", Role.DECODE, pool="d", node="n2")
     for now in range(5):
         move(made, 2.0, decode="d2", now=float(now) * 10)
     near, far = ask(exclude=frozenset({"d2"}), two_legs=True), ask(exclude=frozenset({"d"}), two_legs=True)
@@ -100,7 +100,7 @@ def test_pulls_wait_for_each_other() -> None:
     for flight in flights:
         made.finish(flight, 2.0)
     assert find(made, ask(two_legs=True), 10.0).ttft_seconds == pytest.approx(0.1 + 1.0 + STEP, abs=0.1)
-    assert all(worker.pulling_tokens == 0 for worker in made.workers.values())
+    assert all(worker.pulling_tokens == 0 for worker in made.workers.by_name.values())
 
 
 def test_pulls_over_a_quicker_link_do_not_shorten_those_that_they_overtake() -> None:
@@ -137,7 +137,7 @@ def test_what_is_not_seen_teaches_nothing() -> None:
 
 def test_a_decode_worker_that_holds_the_prefix_is_preferred() -> None:
     made = view("d")
-    made.put("d2", Role.DECODE, pool="d")
+    made.workers.put("d2", Role.DECODE, pool="d")
     made.transfers.expect("d", TransferCost(base_seconds=0.0, seconds_per_token=1e-4))
     prefix = tuple(range(1, 9))
     incoming = ask(prompt_tokens=4100.0, prefix=prefix, two_legs=True)

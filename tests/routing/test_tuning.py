@@ -57,3 +57,12 @@ def test_every_entry_says_why_and_is_read() -> None:
         assert isinstance(reason.value, ast.Constant)
         assert len(str(reason.value.value)) > 40
         assert re.search(rf"(uning|self)\.{ast.unparse(entry.target)}\b", code.replace("TUNING", "tuning"))
+
+
+def test_a_difference_as_large_as_an_estimate_can_be_wrong_decides_nothing() -> None:
+    tuning = RoutingTuning(estimate_share=0.75)
+    assert tuning.equally_full(1.2, 1.0)
+    assert not tuning.clearly_fuller(1.2, 1.0)
+    assert not tuning.equally_full(1.25, 1.0), "neither emptier nor fuller by less"
+    assert not tuning.clearly_fuller(1.25, 1.0), "nor by more"
+    assert tuning.clearly_fuller(1.3, 1.0)

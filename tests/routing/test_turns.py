@@ -36,18 +36,18 @@ def served_alone(view: ClusterView, now_seconds: float) -> tuple[str, str]:
 def test_who_comes_to_a_role_is_used_next_and_in_turn_from_then_on(joins: str) -> None:
     view = cluster(3, 3)
     if joins == "new":
-        view.remove("p2")
-        view.remove("d2")
+        view.workers.remove("p2")
+        view.workers.remove("d2")
     else:
-        view.put("p2", Role.DECODE, pool="pool")
-        view.put("d2", Role.PREFILL, pool="pool")
+        view.workers.put("p2", Role.DECODE, pool="pool")
+        view.workers.put("d2", Role.PREFILL, pool="pool")
         # Each has been used in the role that it leaves more than the others will be in it.
         for now in range(9):
             served_alone(view, float(now))
     for now in range(10, 20):
         served_alone(view, float(now))
-    view.put("p2", Role.PREFILL, pool="pool")
-    view.put("d2", Role.DECODE, pool="pool")
+    view.workers.put("p2", Role.PREFILL, pool="pool")
+    view.workers.put("d2", Role.DECODE, pool="pool")
     seen = [served_alone(view, float(now)) for now in range(20, 29)]
     assert [prefill for prefill, _ in seen].count("p2") == 3
     assert [decode for _, decode in seen].count("d2") == 3
@@ -68,7 +68,7 @@ def test_turns_never_weigh_more_than_a_request() -> None:
     view = cluster(1, 2)
     for now in range(10_003):
         served_alone(view, float(now))
-    assert abs(view.workers["d0"].decode_load - view.workers["d1"].decode_load) < 1e-5
+    assert abs(view.workers.by_name["d0"].decode_load - view.workers.by_name["d1"].decode_load) < 1e-5
     assert {served_alone(view, 20_000.0)[1], served_alone(view, 20_001.0)[1]} == {"d0", "d1"}
 
 

@@ -25,7 +25,7 @@ events = st.lists(
 
 
 def check(view: ClusterView, flights: list[Flight]) -> None:
-    for worker in view.workers.values():
+    for worker in view.workers.by_name.values():
         legs = [f for f in flights if f.phase == PREFILLING and f.prefill is worker]
         running = [f for f in flights if f.phase == DECODING and f.decode is worker]
         pending = [f for f in flights if f.phase == PREFILLING and f.decode is worker]
@@ -52,7 +52,7 @@ def test_sums_equal_a_loop_over_all_requests_and_end_at_zero(
             incoming = ask(prompt_tokens, output_tokens, tpot_seconds=0.04 if number % 3 else float("inf"))
             flights.append(view.start(incoming, find(view, incoming, now), now))
         elif kind == "role":
-            view.put("p1", (Role.DECODE, Role.PREFILL)[number % 2], pool="pool")
+            view.workers.put("p1", (Role.DECODE, Role.PREFILL)[number % 2], pool="pool")
         elif flight is not None and kind == "done":
             view.prefill_done(flight, now, prompt_tokens=prompt_tokens)
         elif flight is not None:
@@ -62,7 +62,7 @@ def test_sums_equal_a_loop_over_all_requests_and_end_at_zero(
         view.finish(flight, now)
         view.finish(flight, now)
     check(view, [])
-    for worker in view.workers.values():
+    for worker in view.workers.by_name.values():
         assert worker.idle
         assert worker.tight_tpot_seconds == float("inf")
         assert worker.decode_share == 0
@@ -87,7 +87,7 @@ def test_progress_is_what_the_model_says() -> None:
 def test_the_tightest_promise_of_a_worker() -> None:
     view = cluster(1, 1)
     tight, tighter = send(view, ask(tpot_seconds=0.03)), send(view, ask(tpot_seconds=0.02))
-    worker = view.workers["d0"]
+    worker = view.workers.by_name["d0"]
     assert worker.tight_tpot_seconds == 0.02
     view.finish(tighter, 0.0)
     assert worker.tight_tpot_seconds == 0.03
@@ -99,17 +99,17 @@ def test_reports_add_what_other_gateways_started() -> None:
     view = cluster(2, 2)
     send(view)
     view.report("p0", report(running=1, waiting=0), 0.0)
-    assert not view.workers["p0"].foreign
+    assert not view.workers.by_name["p0"].foreign
     view.report("p0", report(running=1, waiting=4), 0.0)
     assert find(view).prefill.name == "p1"
     view.report("d1", report(running=30, waiting=0, kv_usage=0.5), 0.0)
-    assert view.workers["d1"].foreign_running == 30
-    assert view.workers["d1"].foreign_context == pytest.approx(50_000)
+    assert view.workers.by_name["d1"].foreign_running == 30
+    assert view.workers.by_name["d1"].foreign_context == pytest.approx(50_000)
     assert all(send(view).decode.name == "d0" for _ in range(5))
     view.tick(9.0)
-    assert view.workers["d1"].foreign
+    assert view.workers.by_name["d1"].foreign
     view.tick(11.0)
-    assert not view.workers["d1"].foreign
+    assert not view.workers.by_name["d1"].foreign
 
 
 def test_what_waits_on_a_mixed_worker_is_prefill_whoever_runs() -> None:
@@ -118,7 +118,7 @@ def test_what_waits_on_a_mixed_worker_is_prefill_whoever_runs() -> None:
     for _ in range(5):
         send(view, decoding=True)
     view.report("m0", report(running=5, waiting=3), 0.0)
-    worker = view.workers["m0"]
+    worker = view.workers.by_name["m0"]
     assert worker.foreign_running == 0
     assert worker.prompts.foreign_seconds == pytest.approx(3 * view.mean_prompt_tokens * 1e-4)
 
@@ -128,21 +128,21 @@ def test_unknown_figures_are_no_zeros() -> None:
     view.report("d0", report(running=9, waiting=0), 0.0)
     view.report("d0", report(), 1.0)
     view.report("nobody", report(running=1, waiting=1), 1.0)
-    assert view.workers["d0"].foreign_running == 9
+    assert view.workers.by_name["d0"].foreign_running == 9
 
 
 def test_another_process_of_a_worker_knows_nothing_of_the_old_one() -> None:
     view = cluster(1, 1)
     flight = send(view, ask(prefix=(1,)))
     before = flight.prefill
-    assert view.put("p0", Role.PREFILL, pool="pool") is before
-    after = view.put("p0", Role.PREFILL, pool="pool", incarnation="2")
+    assert view.workers.put("p0", Role.PREFILL, pool="pool") is before
+    after = view.workers.put("p0", Role.PREFILL, pool="pool", incarnation="2")
     assert after is not before
     assert after.idle
     assert view.affinity.match((1,)) == (0, [])
     view.finish(flight, 1.0)
-    view.remove("p0")
-    view.remove("p0")
+    view.workers.remove("p0")
+    view.workers.remove("p0")
     assert find(view).whole
 
 
@@ -151,7 +151,7 @@ def loaded(prompts: list[tuple[float, float]], now: float) -> ClusterView:
     for prompt_tokens, output_tokens in prompts:
         flight = view.start(ask(prompt_tokens, output_tokens), find(view), 0.0)
         view.prefill_done(flight, 0.0)
-    view.workers["d0"].advance(now)
+    view.workers.by_name["d0"].advance(now)
     return view
 
 
@@ -163,7 +163,7 @@ def test_predictions_rise_with_the_decode_load(
     residents: list[tuple[float, float]], prompt_tokens: float, now: float, delay: float
 ) -> None:
     view = loaded(residents, now)
-    worker = view.workers["d0"]
+    worker = view.workers.by_name["d0"]
 
     def predict() -> HandOver:
         return hand_over(worker, now, delay, 1000.0, 200.0)
@@ -185,7 +185,7 @@ def test_predictions_rise_with_the_decode_load(
 @given(st.lists(lengths, min_size=1, max_size=20), st.floats(0, 100), st.floats(0, 100))
 def test_a_decode_worker_empties_with_time(residents: list[tuple[float, float]], soon: float, more: float) -> None:
     view = loaded(residents, 0.0)
-    worker = view.workers["d0"]
+    worker = view.workers.by_name["d0"]
     sooner = hand_over(worker, 0.0, soon, 1000.0, 200.0)
     later = hand_over(worker, 0.0, soon + more, 1000.0, 200.0)
     assert later.step_seconds <= sooner.step_seconds + 1e-9
@@ -194,7 +194,7 @@ def test_a_decode_worker_empties_with_time(residents: list[tuple[float, float]],
 def test_what_is_overdue_is_not_taken_for_nearly_gone() -> None:
     """Answers of 6 tokens that are still there after a minute wait for something: they will not end in a moment."""
     view = loaded([(500.0, 6.0)] * 15, 0.0)
-    worker = view.workers["d0"]
+    worker = view.workers.by_name["d0"]
     on_time, overdue = (hand_over(worker, now, 1.0, 500.0, 6.0) for now in (0.1, 60.0))
     assert on_time.step_seconds < SPEED.decode_step_seconds(2, 1000)
     assert overdue.step_seconds > SPEED.decode_step_seconds(14, 7000)
@@ -207,7 +207,7 @@ def test_predicted_ttft_rises_with_the_queue(
     view = cluster(1, 1)
     for prompt_tokens, output_tokens in queue:
         view.start(ask(prompt_tokens, output_tokens), find(view, ask(whole=False)), 0.0)
-    worker = view.workers["p0"]
+    worker = view.workers.by_name["p0"]
     before = worker.prompts.backlog_seconds(now)
     view.start(ask(*more), find(view), now)
     after = worker.prompts.backlog_seconds(now)
@@ -218,7 +218,7 @@ def test_predicted_ttft_rises_with_the_queue(
 
 def test_a_full_batch_means_waiting_for_a_place() -> None:
     view = cluster(1, 1)
-    view.workers["d0"].max_batch = 4.0
+    view.workers.by_name["d0"].max_batch = 4.0
     for _ in range(3):
         send(view, decoding=True)
     assert find(view).hand_over.slot_seconds == 0
@@ -234,7 +234,7 @@ def served(view: ClusterView, slow: str, times: int) -> None:
         view.finish(flight, 10.0 * number + 5)
         seconds = flight.route.ttft_seconds * (10 if flight.prefill.name == slow else 1)
         tpot_seconds = flight.route.tpot_seconds * (10 if flight.decode.name == slow else 1)
-        view.served(flight, ttft_seconds=seconds, tpot_seconds=tpot_seconds)
+        view.workers.served(flight, ttft_seconds=seconds, tpot_seconds=tpot_seconds)
 
 
 @pytest.mark.parametrize("slow", ["p1", "d2"])
@@ -242,11 +242,11 @@ def test_a_worker_that_is_much_slower_than_its_like_is_left_alone_for_a_while(sl
     view = cluster(3, 3)
     served(view, slow, 75)
     assert [worker.name for worker in view.tick(1000.0)] == [slow]
-    assert view.workers[slow].suspect
+    assert view.workers.by_name[slow].suspect
     assert view.tick(1001.0) == []
     assert slow not in {name for _ in range(9) for name in (find(view).prefill.name, find(view).decode.name)}
     view.tick(1010.0)
-    assert not view.workers[slow].suspect
+    assert not view.workers.by_name[slow].suspect
 
 
 def test_workers_that_are_not_alike_are_not_compared() -> None:
@@ -261,11 +261,11 @@ def test_a_worker_that_fails_many_of_its_requests_is_an_outlier(failures: int, e
     now = 0.0
     for turn in range(200):
         now += 0.6
-        for worker in list(view.workers.values()):
+        for worker in list(view.workers.by_name.values()):
             if worker.name == "p2" and turn % 20 < failures:
-                view.failed(worker, now)
+                view.workers.failed(worker, now)
             else:
-                view.worked(worker)
+                view.workers.worked(worker)
         gone = view.tick(now)
         if gone:
             break

@@ -10,13 +10,13 @@ from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.simulation.best_static import candidates
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
-from fulcrum.simulation.comparison import Arena, Comparison, UnknownPolicyError
+from fulcrum.simulation.comparison import Comparison, ComparisonInputs, UnknownPolicyError
 from fulcrum.simulation.named_policies import POLICIES
 
 SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
 
 
-def arena(*, pools: int = 1, workers: int = 4) -> Arena:
+def inputs(*, pools: int = 1, workers: int = 4) -> ComparisonInputs:
     names = [f"p{number}" for number in range(pools)] if pools > 1 else ["p"]
     document = {
         "model": {"name": "m"},
@@ -25,7 +25,7 @@ def arena(*, pools: int = 1, workers: int = 4) -> Arena:
         "balance": {"mode": "Auto"},
     }
     cluster = ClusterModel(pools=tuple(PoolModel(name=name, speed=SPEED) for name in names))
-    return Arena(
+    return ComparisonInputs(
         workload=poisson(rate=9, count=300, prompt=3500, output=40, seed=1),
         cluster=cluster if pools > 1 else make_cluster(SPEED),
         spec=msgspec.convert(document, InferenceClusterSpec),
@@ -35,22 +35,22 @@ def arena(*, pools: int = 1, workers: int = 4) -> Arena:
 
 
 def test_names_are_checked() -> None:
-    assert POLICIES.checked(["all", "ours"], arena()) == ("ours", "ours-open", "static", "aggregated")
-    assert POLICIES.checked(["static-1:3", "ours"], arena()) == ("static-1:3", "ours")
-    assert POLICIES.checked(["ours", "ours-open"], arena(pools=2)) == ("ours", "ours-open")
-    assert POLICIES.checked(["ours", "aggregated"], arena(workers=1)) == ("ours", "aggregated")
+    assert POLICIES.checked(["all", "ours"], inputs()) == ("ours", "ours-open", "static", "aggregated")
+    assert POLICIES.checked(["static-1:3", "ours"], inputs()) == ("static-1:3", "ours")
+    assert POLICIES.checked(["ours", "ours-open"], inputs(pools=2)) == ("ours", "ours-open")
+    assert POLICIES.checked(["ours", "aggregated"], inputs(workers=1)) == ("ours", "aggregated")
     with pytest.raises(UnknownPolicyError, match="one pool only"):
-        POLICIES.checked(["aggregated"], arena(pools=2))
+        POLICIES.checked(["aggregated"], inputs(pools=2))
     with pytest.raises(UnknownPolicyError, match="at least two workers"):
-        POLICIES.checked(["static"], arena(workers=1))
+        POLICIES.checked(["static"], inputs(workers=1))
     with pytest.raises(UnknownPolicyError, match="there is no policy 'arrow'"):
-        POLICIES.checked(["arrow"], arena())
+        POLICIES.checked(["arrow"], inputs())
 
 
 def test_static_is_the_best_of_all_splits_with_and_without_admission() -> None:
     simulated: set[str] = set()
-    played = arena()
-    comparison = Comparison(arena=played, table=POLICIES, on_progress=lambda name, _: simulated.add(name))
+    played = inputs()
+    comparison = Comparison(inputs=played, table=POLICIES, on_progress=lambda name, _: simulated.add(name))
     best = comparison.run("static").result
     assert best.policy == "best static 3P:1D"
     assert simulated == {"static 1P:3D", "static 2P:2D", "static 3P:1D"}

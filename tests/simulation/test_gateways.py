@@ -46,7 +46,7 @@ class CountingGateway(SimulatedGateway):
 
     def choose(self, request: SimulatedRequest, now: float) -> Chosen | object | None:  # type: ignore[override]
         self.asked += 1
-        self.foreign += any(worker.foreign for worker in self.view.workers.values())
+        self.foreign += any(worker.foreign for worker in self.view.workers.by_name.values())
         return super().choose(request, now)
 
 

@@ -10,7 +10,7 @@ from tests.simulation.worlds import SLO, make_cluster, make_workload, poisson
 
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.load.demand import LatencyTargets
-from fulcrum.simulation.comparison import Arena, Comparison
+from fulcrum.simulation.comparison import Comparison, ComparisonInputs
 from fulcrum.simulation.named_policies import POLICIES
 from fulcrum.simulation.plots import plots_of
 from fulcrum.simulation.report import report_html
@@ -19,7 +19,7 @@ from fulcrum.simulation.workload import Workload
 NAMES = ("ours", "static-1:3", "aggregated")
 
 
-def arena_of(workload: Workload, slo: LatencyTargets = SLO) -> Arena:
+def inputs_of(workload: Workload, slo: LatencyTargets = SLO) -> ComparisonInputs:
     document = {
         "model": {"name": "m"},
         "slo": {"ttft": f"{slo.ttft_seconds * 1e3:.0f}ms", "tpot": f"{slo.tpot_seconds * 1e3:.0f}ms"},
@@ -33,14 +33,14 @@ def arena_of(workload: Workload, slo: LatencyTargets = SLO) -> Arena:
         ],
     }
     spec = msgspec.convert(document, InferenceClusterSpec)
-    return Arena(workload=workload, cluster=make_cluster(), spec=spec, slo=slo)
+    return ComparisonInputs(workload=workload, cluster=make_cluster(), spec=spec, slo=slo)
 
 
 def test_the_page_says_what_was_simulated_and_what_its_figures_mean() -> None:
-    arena = arena_of(poisson(rate=5, count=300, prompt=500, output=100, seed=1))
-    comparison = Comparison(arena=arena, table=POLICIES)
+    inputs = inputs_of(poisson(rate=5, count=300, prompt=500, output=100, seed=1))
+    comparison = Comparison(inputs=inputs, table=POLICIES)
     page = report_html(
-        title="A <trace>", arena=arena, entries=[comparison.run(name) for name in NAMES], most_within=150
+        title="A <trace>", inputs=inputs, entries=[comparison.run(name) for name in NAMES], most_within=150
     )
     assert "<h1>A &lt;trace&gt;</h1>" in page
     assert "300 requests" in page
@@ -52,12 +52,12 @@ def test_the_page_says_what_was_simulated_and_what_its_figures_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    "arena",
+    "inputs",
     [
-        pytest.param(arena_of(make_workload([(0.0, 500, 100)])), id="one request"),
-        pytest.param(arena_of(make_workload([(0.0, 500, 1), (1.0, 500, 1)])), id="no second token"),
+        pytest.param(inputs_of(make_workload([(0.0, 500, 100)])), id="one request"),
+        pytest.param(inputs_of(make_workload([(0.0, 500, 1), (1.0, 500, 1)])), id="no second token"),
         pytest.param(
-            arena_of(
+            inputs_of(
                 poisson(rate=5, count=50, prompt=500, output=100, seed=1),
                 LatencyTargets(ttft_seconds=0.002, tpot_seconds=0.05, attainment=0.95),
             ),
@@ -65,12 +65,12 @@ def test_the_page_says_what_was_simulated_and_what_its_figures_mean() -> None:
         ),
     ],
 )
-def test_plots_stand_where_there_is_little_to_plot(arena: Arena) -> None:
-    comparison = Comparison(arena=arena, table=POLICIES)
+def test_plots_stand_where_there_is_little_to_plot(inputs: ComparisonInputs) -> None:
+    comparison = Comparison(inputs=inputs, table=POLICIES)
     entries = [comparison.run(name) for name in NAMES]
-    for plot in plots_of(arena, entries):
+    for plot in plots_of(inputs, entries):
         texts = {"".join(element.itertext()).strip() for element in ET.fromstring(plot.svg).iter()}
         assert plot.caption
         if plot.heading != "Forecast and actual rate":
             assert {entry.result.policy for entry in entries} <= texts
-    assert report_html(title="t", arena=arena, entries=entries, most_within=None).count("nan") == 0
+    assert report_html(title="t", inputs=inputs, entries=entries, most_within=None).count("nan") == 0

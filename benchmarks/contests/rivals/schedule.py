@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action, SetRole
-from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policies import Split
-from fulcrum.simulation.policy import Policy, TickResult, expected_transfers, known_speeds
-from fulcrum.simulation.simulated_gateway import SimulatedGateway
+from fulcrum.simulation.policy import Policy, TickResult
 from fulcrum.simulation.view import View
 
 
@@ -32,22 +30,12 @@ class Schedule(Policy):
         if not splits or len(workers) != 1 or splits[0][0] > 0:
             raise ValueError("a schedule needs a split from second 0 on, and all splits the same number of workers")
         self.name = name or f"static {splits[0][1]}"
-        self._pool, self._admission, self._classes = pool, admission, classes
+        self._pool, self.admission, self.classes = pool, admission, classes
         self.splits = tuple(splits)
         self._next = 1
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return [(self._pool, role) for role in self.splits[0][1].roles()]
-
-    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
-        return SimulatedGateway(
-            slo=slo,
-            speeds=known_speeds(cluster),
-            transfers=expected_transfers(cluster),
-            policy=self._admission,
-            classes=self._classes,
-            gateways=cluster.gateways,
-        )
 
     def on_tick(self, view: View) -> TickResult:
         actions: list[Action] = []

@@ -190,13 +190,13 @@ class Admission:
         that comes too late to be of use.
         """
         hopeless = found.ttft_seconds > TUNING.most_wrong * self.ttft_seconds
-        return not (found.known and hopeless) or view.idle
+        return not (found.known and hopeless) or view.workers.idle
 
     def _slower(self, found: Route, view: ClusterView, now_seconds: float) -> float:
         """How many times longer than predicted it takes, because workers that share its hardware are busy."""
         if not self.neighbours.per_neighbour:
             return 1.0
-        return self.neighbours.factor(view.busy_neighbours(found.prefill), now_seconds)
+        return self.neighbours.factor(view.workers.busy_neighbours(found.prefill), now_seconds)
 
     def _over(
         self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float], slower: float

@@ -44,11 +44,12 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
 
 
-def standing_workers(snapshot: Snapshot) -> list[ObservedWorker]:
+def standing_workers(
+    cluster: str, spec: InferenceClusterSpec, workers: Iterable[ObservedWorker]
+) -> list[ObservedWorker]:
     """Return the workers of the present revisions: what is made beside them has to understand them."""
-    spec = snapshot.spec
-    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
-    return [each for each in snapshot.workers if each.live and each.spec_hash == revisions.get(each.pool)]
+    revisions = {pool.name: worker_revision(cluster=cluster, spec=spec, pool=pool) for pool in spec.pools}
+    return [each for each in workers if each.live and each.spec_hash == revisions.get(each.pool)]
 
 
 def with_model(snapshot: Snapshot, known: ModelFacts, standing: Iterable[ObservedWorker]) -> Snapshot:

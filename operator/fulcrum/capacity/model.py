@@ -161,11 +161,5 @@ class ModelConfig:
         """Format of the weights outside the routed experts: 4-bit releases of mixtures keep them in BF16."""
         return Precision.BF16 if precision.bytes < 1 and self.moe is not None else precision
 
-    def flops_per_token(self, context_tokens: float = 0) -> float:
-        """FLOPs of one generated token with `context_tokens` before it (2 per multiply-add)."""
-        linear = self.dense_parameters + self.active_expert_parameters + self.head_parameters
-        seen = self.full_layers * context_tokens + self.windowed_layers * min(context_tokens, self.window_tokens or 0)
-        return 2 * linear + 2 * self.attention_dims * seen
-
     def _mlp(self, width: int) -> int:
         return self.hidden * width * (3 if self.gated_mlp else 2)

@@ -14,7 +14,7 @@ from fulcrum.cli.kv_links import GIGA, kv_link_options
 if TYPE_CHECKING:
     from fulcrum.api.types import InferenceClusterSpec
     from fulcrum.capacity.speed import WorkerSpeed
-    from fulcrum.simulation.comparison import Arena, Entry, OnProgress, PolicyTable
+    from fulcrum.simulation.comparison import ComparisonInputs, Entry, OnProgress, PolicyTable
     from fulcrum.simulation.result import Summary
     from fulcrum.simulation.workload import Workload
 
@@ -84,10 +84,10 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
-    from fulcrum.cli.cluster_file import model_of, spec_of
+    from fulcrum.cli.cluster_file import read_cluster_file
     from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
     from fulcrum.load.demand import promised
-    from fulcrum.simulation.comparison import Arena, Comparison
+    from fulcrum.simulation.comparison import Comparison, ComparisonInputs
     from fulcrum.simulation.from_spec import cluster_model
     from fulcrum.simulation.named_policies import POLICIES
 
@@ -98,36 +98,37 @@ def command(
     if trace is None or cluster_file is None:
         raise click.UsageError("give --trace and --cluster, or --demo for an example")
     try:
-        spec = spec_of(cluster_file)
+        read = read_cluster_file(cluster_file)
+        spec = read.spec
         model = cluster_model(
             spec,
             profiles=_profiles(profiles, spec),
             start_seconds=seconds(start),
-            model=model_of(cluster_file, spec, config=model_config),
+            model=read.model(model_config),
             host_bytes_per_second=host_link * GIGA,
             pool_bytes_per_second=pool_link * GIGA,
         )
         workload = _workload(trace, seed=seed, speed=speed, limit=limit)
-        arena = Arena(
+        inputs = ComparisonInputs(
             workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn or "0s")
         )
-        names = table.checked([name.strip() for name in policies.split(",") if name.strip()], arena)
+        names = table.checked([name.strip() for name in policies.split(",") if name.strip()], inputs)
     except (OSError, ValueError, LookupError) as error:
         raise click.UsageError(_text_of(error)) from error
     if not names:
         raise click.UsageError("--policy: name at least one")
-    with _bar(table.steps_of(names, arena) * len(workload)) as on_progress:
-        comparison = Comparison(arena=arena, table=table, on_progress=on_progress)
+    with _bar(table.steps_of(names, inputs) * len(workload)) as on_progress:
+        comparison = Comparison(inputs=inputs, table=table, on_progress=on_progress)
         entries = [comparison.run(name) for name in names]
-    most = table.most_within(arena) if table.most_within is not None else None
+    most = table.most_within(inputs) if table.most_within is not None else None
     if as_json:
-        _print_json(entries, arena, most)
+        _print_json(entries, inputs, most)
     else:
-        _print_table(trace, entries, arena, most)
+        _print_table(trace, entries, inputs, most)
     if report is not None:
         from fulcrum.simulation.report import write_report
 
-        path = write_report(report, title=Path(trace).name, arena=arena, entries=entries, most_within=most)
+        path = write_report(report, title=Path(trace).name, inputs=inputs, entries=entries, most_within=most)
         click.echo(f"Report: {path}", err=True)
 
 
@@ -189,7 +190,7 @@ def _bar(total: int) -> Iterator[OnProgress]:
         yield on_progress
 
 
-def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int | None) -> None:
+def _print_table(trace: str, entries: Sequence[Entry], inputs: ComparisonInputs, most: int | None) -> None:
     import sys
 
     from rich.console import Console
@@ -197,7 +198,7 @@ def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int |
 
     from fulcrum.simulation.terminal_plot import plot_lines
 
-    load, slo = arena.workload, arena.slo
+    load, slo = inputs.workload, inputs.slo
     # In a pipe nothing is cut off.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     rate = len(load) / load.duration_seconds if load.duration_seconds else 0.0
@@ -208,7 +209,7 @@ def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int |
         markup=False,
         soft_wrap=True,
     )
-    for pool in arena.cluster.pools:
+    for pool in inputs.cluster.pools:
         source = getattr(pool.speed, "source", None)
         console.print(f"pool {pool.name}: {pool.gpus_per_worker} GPUs a worker, speed by {source}", markup=False)
     table = Table(
@@ -221,7 +222,7 @@ def _print_table(trace: str, entries: Sequence[Entry], arena: Arena, most: int |
     if most is not None:
         share = most / len(load) if len(load) else 1.0
         console.print(f"No planner could have more than {share:.1%} inside the SLO on so many workers (a fluid bound).")
-    for line in plot_lines(arena, entries):
+    for line in plot_lines(inputs, entries):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -246,15 +247,15 @@ def _row(summary: Summary) -> tuple[str, ...]:
     )
 
 
-def _print_json(entries: Sequence[Entry], arena: Arena, most: int | None) -> None:
+def _print_json(entries: Sequence[Entry], inputs: ComparisonInputs, most: int | None) -> None:
     import msgspec
 
     rows: list[dict[str, Any]] = []
     for entry in entries:
-        figures = msgspec.to_builtins(entry.result.summary(arena.slo))
+        figures = msgspec.to_builtins(entry.result.summary(inputs.slo))
         rejections = {reason.value: count for reason, count in entry.result.rejections.items()}
         rows.append({"name": entry.name, **figures, "rejections": rejections})
-    document: dict[str, Any] = {"requests": len(arena.workload), "policies": rows}
+    document: dict[str, Any] = {"requests": len(inputs.workload), "policies": rows}
     if most is not None:
         document["most_within"] = most
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -213,7 +213,7 @@ class Reconciler:
             model_note=model.source,
             model_problem=model.problem,
         )
-        standing = standing_workers(snapshot)
+        standing = standing_workers(snapshot.name, snapshot.spec, snapshot.workers)
         snapshot = with_model(snapshot, model.facts, standing)
         watched = WatchedCluster(
             namespace=key[0],

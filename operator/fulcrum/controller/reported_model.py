@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import worker_revision
+from fulcrum.balance import standing_workers
 from fulcrum.capacity.config_fields import ModelConfigError
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_config, facts_of_name
 from fulcrum.controller.watched_cluster import WatchedCluster
@@ -33,15 +33,14 @@ class ReportedModel:
         """Take in the reports of workers by name."""
         if _known(cluster).complete:
             return
-        spec = cluster.spec
-        revisions = {pool.name: worker_revision(cluster=cluster.name, spec=spec, pool=pool) for pool in spec.pools}
-        for worker in cluster.workers:
+        # A worker of another revision may serve another model.
+        for worker in standing_workers(cluster.name, cluster.spec, cluster.workers):
             report = reports.get(worker.name)
-            if report is None or report.model_config is None or worker.spec_hash != revisions.get(worker.pool):
-                continue  # a worker of another revision may serve another model
+            if report is None or report.model_config is None:
+                continue
             if (self._served, self._document) != (_served(cluster), report.model_config):
                 self._served, self._document = _served(cluster), report.model_config
-                self._facts = _read(spec.model.name, report.model_config)
+                self._facts = _read(cluster.spec.model.name, report.model_config)
             return
 
 

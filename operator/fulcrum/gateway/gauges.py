@@ -96,12 +96,12 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         labels,
         [(key, tally.output_tokens) for key, tally in tallies],
     )
-    workers = admission.cluster.workers.values()
+    workers = admission.cluster.workers.by_name.values()
     yield gauge(
         "worker_breaker_open",
         "1 for a worker that is left alone because it failed, or as an outlier.",
         ("worker",),
-        [((worker.name,), float(not worker.breaker.available)) for worker in workers],
+        [((worker.name,), float(not worker.health.breaker.available)) for worker in workers],
     )
     names = admission.classes.names
     yield counter(

@@ -24,7 +24,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     """
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_holder(search, revision.decode)
-    if worker is None or (late and not TUNING.equally_full(worker.decode_load, pair.decode.decode_load)):
+    if worker is None or (late and TUNING.clearly_fuller(worker.decode_load, pair.decode.decode_load)):
         worker = pair.decode if late else None
     if worker is None:
         return None

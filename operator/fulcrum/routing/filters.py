@@ -38,13 +38,13 @@ def not_tried(search: Search, _pool: PoolGroup, workers: Workers, _source: Worke
 
 def can_send(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
     """Some decode worker can pull KV from it."""
-    unpaired = search.view.unpaired
+    unpaired = search.view.workers.unpaired
     return [worker for worker in workers if worker.name not in unpaired] if unpaired else workers
 
 
 def can_pull(search: Search, _pool: PoolGroup, workers: Workers, source: WorkerView | None) -> Workers:
     """It can pull KV from `source`."""
-    broken = search.view.broken
+    broken = search.view.workers.broken
     if not broken or source is None:
         return workers
     return [worker for worker in workers if (source.name, worker.name) not in broken]

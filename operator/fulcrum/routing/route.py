@@ -43,7 +43,7 @@ def decode_elsewhere(incoming: Incoming, prefill: WorkerView, view: ClusterView,
 
 def _best(search: Search, paths: Callable[[Search, RevisionGroup], list[Route]]) -> Route | None:
     """Pick among the paths of all revisions; over suspects only where there is no other."""
-    for revisions in (search.view.revisions, search.view.fallback_revisions):
+    for revisions in (search.view.workers.revisions, search.view.workers.fallback_revisions):
         found: list[Route] = []
         for revision in revisions:
             found.extend(paths(search, revision))
@@ -80,9 +80,9 @@ def _beside(search: Search, revision: RevisionGroup, prefill: Prefill, pair: Rou
 
 
 def _no_path(incoming: Incoming, view: ClusterView) -> NoPath:
-    if not view.workers:
+    if not view.workers.by_name:
         return NoPath.NO_WORKER
-    serving = [worker for revision in view.every_revision for pool in revision.pools for worker in pool.workers]
+    serving = [worker for revision in view.workers.every_revision for pool in revision.pools for worker in pool.workers]
     tried = all(worker.name in incoming.exclude for worker in serving)
-    takes = tried or view.any_pool_takes(incoming.prompt_tokens, incoming.qos)
+    takes = tried or view.workers.any_pool_takes(incoming.prompt_tokens, incoming.qos)
     return NoPath.NONE_FITS if takes else NoPath.NO_POOL

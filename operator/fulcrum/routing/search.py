@@ -31,7 +31,7 @@ class Search:
             units, indices = view.affinity.match(incoming.prefix)
             if units:
                 self._held_tokens = max(min(units / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
-                self.holders = [worker for index in indices if (worker := view.by_index.get(index)) is not None]
+                self.holders = [worker for index in indices if (worker := view.workers.by_index.get(index)) is not None]
             pooled = view.affinity.held(incoming.prefix, POOL)
             self.pooled_tokens = max(min(pooled / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
 

@@ -12,7 +12,7 @@ def take_batch(view: ClusterView) -> SentBatch | None:
     workers = {
         number: (worker.name, worker.incarnation)
         for number in {each.worker for each in sent}
-        if (worker := view.by_index.get(number)) is not None
+        if (worker := view.workers.by_index.get(number)) is not None
     }
     return SentBatch(workers, tuple(sent)) if sent else None
 
@@ -23,7 +23,7 @@ def learn_batch(view: ClusterView, batch: SentBatch) -> None:
         {
             number: worker.index
             for number, (name, incarnation) in batch.workers.items()
-            if (worker := view.workers.get(name)) is not None and worker.incarnation == incarnation
+            if (worker := view.workers.by_name.get(name)) is not None and worker.incarnation == incarnation
         },
         batch.sent,
     )

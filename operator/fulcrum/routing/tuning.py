@@ -92,5 +92,9 @@ class RoutingTuning:
         """Report whether a worker is emptier than another one, or fuller by less than estimates can tell."""
         return load < other + 1 - self.estimate_share
 
+    def clearly_fuller(self, load: float, other: float) -> bool:
+        """Report whether a worker is fuller than another one by more than estimates can be wrong."""
+        return load > other + 1 - self.estimate_share
+
 
 TUNING: Final = RoutingTuning()

@@ -15,7 +15,8 @@ A request goes through three phases (`Flight.phase`); an event that is not liste
 
 Every function that takes the time first lets the expected first tokens come that are due until then.
 
-A worker: `put`, `remove`, `set_speed`, `report`, `failed`, `worked`. `tick` now and then lets time-outs pass.
+What changes the workers themselves is told to `ClusterView.workers` (`worker_set`), but for what they `report`. `tick`
+now and then lets time-outs pass.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from fulcrum.routing.foreign import take_report
 from fulcrum.routing.kv_routes import KvRoutes
 from fulcrum.routing.path import Incoming, Route
 from fulcrum.routing.request_load import RequestLoad
+from fulcrum.routing.timing import StepTimes
+from fulcrum.routing.transfers import Transfers
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 from fulcrum.routing.worker_set import WorkerSet
@@ -41,7 +44,7 @@ DEFAULT_TTFT_SECONDS: Final = seconds(Slo().ttft)
 DEFAULT_TPOT_SECONDS: Final = seconds(Slo().tpot)
 
 
-class ClusterView(WorkerSet):
+class ClusterView:
     """Workers, what is under way on them, and which of them holds which prefix."""
 
     def __init__(
@@ -54,7 +57,19 @@ class ClusterView(WorkerSet):
         affinity: AffinityMemory | None = None,
         units_per_token: float = TUNING.bytes_per_token,
     ) -> None:
-        super().__init__(class_names=class_names, ranks=ranks, affinity=affinity, units_per_token=units_per_token)
+        self.class_names = tuple(class_names)
+        self.ranks = tuple(ranks) or (0,) * len(self.class_names)
+        """By class: in which order engines prefill what waits; 0 comes first. Default: first come, first served."""
+        # Not `or`: a memory that is empty is false.
+        self.affinity = AffinityMemory() if affinity is None else affinity
+        self.units_per_token = units_per_token
+        """Units of the affinity memory per token, as a guess of how much of them a KV cache holds."""
+        self.workers = WorkerSet(
+            class_names=self.class_names, ranks=self.ranks, affinity=self.affinity, units_per_token=units_per_token
+        )
+        self.steps = StepTimes()
+        """How long the workers' steps took, to keep their speeds up to date."""
+        self.transfers = Transfers()
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
         self.kv_routes = KvRoutes()
@@ -89,12 +104,12 @@ class ClusterView(WorkerSet):
     def tick(self, now_seconds: float) -> list[WorkerView]:
         """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
         self.pass_time(now_seconds)
-        return super().tick(now_seconds)
+        return self.workers.tick(now_seconds)
 
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
         """A worker's own report: what it has beyond what was started here came from other gateways."""
         self.pass_time(now_seconds)
-        worker = self.workers.get(name)
+        worker = self.workers.by_name.get(name)
         if worker is not None:
             mean = self.mean_prompt_tokens
             cv2 = self.mean_prompt_square / mean**2 - 1 if mean else 0.0
@@ -111,7 +126,7 @@ class ClusterView(WorkerSet):
         if prefill is not decode:
             self.kv_routes.sent(prefill.pool, decode.pool)
         flight.step_limit_seconds = self.step_limit_seconds
-        flight.busy_neighbours = self.busy_neighbours(prefill)
+        flight.busy_neighbours = self.workers.busy_neighbours(prefill)
         load.share = decode.share_of(*tokens, self.tpot_seconds)
         load.step_share = decode.step_share_of(*tokens, self.tpot_seconds)
         if not prefill.prompts.legs:
@@ -128,10 +143,7 @@ class ClusterView(WorkerSet):
         self.mean_prompt_tokens += rate * (incoming.prompt_tokens - self.mean_prompt_tokens)
         self.mean_prompt_square += rate * (incoming.prompt_tokens**2 - self.mean_prompt_square)
         self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
-        if self.trials:
-            prefill.breaker.taken(now_seconds)
-            decode.breaker.taken(now_seconds)
-            self._breakers_moved()
+        self.workers.taken(flight, now_seconds)
         if flight.prefix:
             computed = (incoming.prompt_tokens - route.cached_tokens) * incoming.units_per_token
             new = computed + route.loaded_tokens * incoming.units_per_token

@@ -12,8 +12,7 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
-from fulcrum.routing.breaker import Breaker
-from fulcrum.routing.health import Health
+from fulcrum.routing.health import WorkerHealth
 from fulcrum.routing.nominal_speed import NOMINAL_SPEED
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.request_load import RequestLoad
@@ -44,10 +43,9 @@ class WorkerView:
         self.revision = revision
         self.node = node
         self.incarnation = ""
-        self.breaker = Breaker()
         self.tiers: Tiers | None = None
         """What it has below its KV cache; None: nothing, or it is not known."""
-        self.health = Health()
+        self.health = WorkerHealth()
         self.step_before = self.step_began = -inf
         """When the last prefill step began, and the one under way, as `timing` sees them."""
 
@@ -122,7 +120,7 @@ class WorkerView:
     @property
     def suspect(self) -> bool:
         """It failed a moment ago: taken only when no other worker fits."""
-        return not self.breaker.available
+        return not self.health.breaker.available
 
     @property
     def foreign(self) -> bool:
@@ -186,7 +184,7 @@ class WorkerView:
         """It has this role from now on. What it has is still there; what kept coming for another role does not."""
         if role is not self.role:
             self.role = role
-            self.health = Health()
+            self.health.take_role()
             self.prompts.prefill_rate = self.join_rate = 0.0
             self.take_turn(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits, overlap
@@ -14,8 +14,6 @@ from fulcrum.routing.flight import Flight
 from fulcrum.routing.outliers import eject_outliers
 from fulcrum.routing.pairs import Pair
 from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
-from fulcrum.routing.timing import StepTimes
-from fulcrum.routing.transfers import Transfers
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
@@ -26,19 +24,15 @@ class WorkerSet:
     def __init__(
         self,
         *,
-        class_names: Sequence[str],
-        ranks: Sequence[int],
-        affinity: AffinityMemory | None,
+        class_names: tuple[str, ...],
+        ranks: tuple[int, ...],
+        affinity: AffinityMemory,
         units_per_token: float,
     ) -> None:
-        self.class_names = tuple(class_names)
-        self.ranks = tuple(ranks) or (0,) * len(self.class_names)
-        """By class: in which order engines prefill what waits; 0 comes first. Default: first come, first served."""
-        # Not `or`: a memory that is empty is false.
-        self.affinity = AffinityMemory() if affinity is None else affinity
-        self.units_per_token = units_per_token
-        """Units of the affinity memory per token, as a guess of how much of them a KV cache holds."""
-        self.workers: dict[str, WorkerView] = {}
+        self._ranks = ranks
+        self._affinity = affinity
+        self._units_per_token = units_per_token
+        self.by_name: dict[str, WorkerView] = {}
         self.by_index: dict[int, WorkerView] = {}
         self.revisions: tuple[RevisionGroup, ...] = ()
         """Workers that can get requests."""
@@ -48,15 +42,12 @@ class WorkerSet:
         """Pairs that cannot move KV."""
         self.unpaired: frozenset[str] = frozenset()
         """Prefill workers from which no decode worker of their revision can pull KV."""
-        self.trials = False
-        """Some breaker is half open: the next request on its worker is the trial."""
-        self.prefill_workers = 1
-        self.decode_workers = 1
+        self.prefill_count = 1
+        self.decode_count = 1
         """Workers that do this kind of work, at least 1."""
-        self.steps = StepTimes()
-        """How long the workers' steps took, to keep their speeds up to date."""
-        self.transfers = Transfers()
-        self._pools = Pools(self.class_names)
+        self._pools = Pools(class_names)
+        self._trials = False
+        """Some breaker is half open: the next request on its worker is the trial."""
         self._by_node: dict[str, list[WorkerView]] = {}
         """Workers of each node that has several; those of which no node is known are left out."""
         self._joined = 0
@@ -69,7 +60,7 @@ class WorkerSet:
     @property
     def idle(self) -> bool:
         """Nothing is on any worker, as far as is known."""
-        return all(worker.idle for worker in self.workers.values())
+        return all(worker.idle for worker in self.by_name.values())
 
     @property
     def every_revision(self) -> tuple[RevisionGroup, ...]:
@@ -89,7 +80,7 @@ class WorkerSet:
         self, name: str, role: Role, *, pool: str = "", revision: str = "", node: str = "", incarnation: str = ""
     ) -> WorkerView:
         """A worker is usable, or changed; another `incarnation` is another process, which knows nothing of the old."""
-        worker = self.workers.get(name)
+        worker = self.by_name.get(name)
         if worker is not None and (worker.pool, worker.revision, worker.node, worker.incarnation) != (
             pool, revision, node, incarnation,
         ):  # fmt: skip
@@ -98,11 +89,11 @@ class WorkerSet:
         if worker is None:
             self._joined += 1
             worker = WorkerView(
-                index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node, ranks=self.ranks
+                index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node, ranks=self._ranks
             )
             worker.incarnation = incarnation
             worker.set_speed(self._pools.speeds.get(pool))
-            self.workers[name] = self.by_index[worker.index] = worker
+            self.by_name[name] = self.by_index[worker.index] = worker
             self._make_room(worker)
         elif worker.role is role:
             return worker
@@ -112,7 +103,7 @@ class WorkerSet:
 
     def remove(self, name: str) -> None:
         """A worker gets no more requests; what is under way on it finishes."""
-        worker = self.workers.pop(name, None)
+        worker = self.by_name.pop(name, None)
         if worker is not None:
             self._forget(worker)
             self._rebuild()
@@ -132,7 +123,7 @@ class WorkerSet:
         if self._pools.speeds.get(pool) == speed:
             return
         self._pools.speeds[pool] = speed
-        for worker in self.workers.values():
+        for worker in self.by_name.values():
             if worker.pool == pool:
                 worker.set_speed(speed)
                 self._make_room(worker)
@@ -140,19 +131,19 @@ class WorkerSet:
 
     def set_tiers(self, name: str, tiers: Tiers | None) -> None:
         """What a worker has below its KV cache, as it reports; None: nothing, or it is not known."""
-        worker = self.workers.get(name)
+        worker = self.by_name.get(name)
         if worker is None or worker.tiers == tiers:
             return
         had_tokens, has_tokens = _pool_tokens(worker.tiers), _pool_tokens(tiers)
         worker.tiers = tiers
         self._make_room(worker)
         if self._pool_tokens is None or has_tokens < had_tokens:
-            self._pool_tokens = max((_pool_tokens(one.tiers) for one in self.workers.values()), default=0.0)
+            self._pool_tokens = max((_pool_tokens(one.tiers) for one in self.by_name.values()), default=0.0)
         self._pool_tokens = max(self._pool_tokens, has_tokens)
         if self._pool_tokens:
-            self.affinity.join(POOL, 0.0, self._pool_tokens * self.units_per_token)
+            self._affinity.join(POOL, 0.0, self._pool_tokens * self._units_per_token)
         else:
-            self.affinity.leave(POOL)
+            self._affinity.leave(POOL)
 
     def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
@@ -165,7 +156,7 @@ class WorkerSet:
 
     def any_pool_takes(self, prompt_tokens: float, qos: int) -> bool:
         """Whether any pool takes such a request, once it has a worker to spare."""
-        return self._pools.any_takes((worker.pool for worker in self.workers.values()), prompt_tokens, qos)
+        return self._pools.any_takes((worker.pool for worker in self.by_name.values()), prompt_tokens, qos)
 
     def busy_neighbours(self, worker: WorkerView) -> int:
         """Other workers on the node of `worker` that have something to do, as far as is known."""
@@ -179,59 +170,64 @@ class WorkerSet:
         if ttft_seconds is not None:
             # A step more or less makes no outlier.
             step_seconds = flight.prefill.least_step
-            flight.prefill.health.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
+            flight.prefill.health.record.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
         if tpot_seconds is not None:
-            flight.decode.health.learn(tpot_seconds, found.tpot_seconds)
+            flight.decode.health.record.learn(tpot_seconds, found.tpot_seconds)
 
     def failed(self, worker: WorkerView, now_seconds: float) -> None:
         """A request failed on `worker` in a way that is the worker's fault."""
-        worker.health.answered(1, failures=1)
-        worker.breaker.failed(now_seconds)
+        worker.health.failed(now_seconds)
         self._breakers_moved()
+
+    def taken(self, flight: Flight, now_seconds: float) -> None:
+        """A request was sent to its workers."""
+        if self._trials:
+            flight.prefill.health.breaker.taken(now_seconds)
+            flight.decode.health.breaker.taken(now_seconds)
+            self._breakers_moved()
 
     def worked(self, worker: WorkerView) -> None:
         """`worker` answered a request."""
-        worker.health.answered(1)
-        if worker.breaker.worked():
+        if worker.health.worked():
             self._breakers_moved()
 
     def tick(self, now_seconds: float) -> list[WorkerView]:
         """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
-        for worker in self.workers.values():
-            worker.breaker.tick(now_seconds)
+        for worker in self.by_name.values():
+            worker.health.breaker.tick(now_seconds)
             if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
                 worker.set_foreign(now_seconds)
-        ejected = eject_outliers(self.workers.values(), now_seconds)
+        ejected = eject_outliers(self.by_name.values(), now_seconds)
         self._breakers_moved()
         return ejected
 
     def _breakers_moved(self) -> None:
-        if self._in_use != [worker for worker in self.workers.values() if worker.breaker.available]:
+        if self._in_use != [worker for worker in self.by_name.values() if worker.health.breaker.available]:
             self._rebuild()
 
     # What follows from a change.
 
     def _make_room(self, worker: WorkerView) -> None:
         host = worker.tiers.host_tokens if worker.tiers is not None else 0.0
-        units = self.units_per_token
-        self.affinity.join(worker.index, (worker.kv_capacity or 1e6) * units, host * units)
+        units = self._units_per_token
+        self._affinity.join(worker.index, (worker.kv_capacity or 1e6) * units, host * units)
 
     def _forget(self, worker: WorkerView) -> None:
         self.by_index.pop(worker.index, None)
-        self.affinity.leave(worker.index)
+        self._affinity.leave(worker.index)
         if _pool_tokens(worker.tiers):
             self._pool_tokens = None
 
     def _rebuild(self) -> None:
         if self._many:
             return
-        workers = self.workers.values()
-        in_use = self._in_use = [worker for worker in workers if worker.breaker.available]
-        self.revisions = by_revision(in_use, self._pools.admits, self.class_names)
+        workers = self.by_name.values()
+        in_use = self._in_use = [worker for worker in workers if worker.health.breaker.available]
+        self.revisions = by_revision(in_use, self._pools.admits, self._pools.class_names)
         self.fallback_revisions = ()
         if len(in_use) < len(workers):
-            self.fallback_revisions = by_revision(workers, self._pools.admits, self.class_names)
-        self.trials = any(worker.breaker.state is BreakerState.HALF_OPEN for worker in workers)
+            self.fallback_revisions = by_revision(workers, self._pools.admits, self._pools.class_names)
+        self._trials = any(worker.health.breaker.state is BreakerState.HALF_OPEN for worker in workers)
         self.unpaired = frozenset(self._unpaired()) if self.broken else frozenset()
         by_node: dict[str, list[WorkerView]] = {}
         for worker in workers:
@@ -240,8 +236,8 @@ class WorkerSet:
         self._by_node = {node: there for node, there in by_node.items() if len(there) > 1}
         roles = [worker.role for worker in workers]
         mixed = roles.count(Role.MIXED)
-        self.prefill_workers = max(roles.count(Role.PREFILL) + mixed, 1)
-        self.decode_workers = max(roles.count(Role.DECODE) + mixed, 1)
+        self.prefill_count = max(roles.count(Role.PREFILL) + mixed, 1)
+        self.decode_count = max(roles.count(Role.DECODE) + mixed, 1)
 
     def _unpaired(self) -> Iterator[str]:
         for revision in self.every_revision:

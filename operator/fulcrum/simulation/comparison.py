@@ -31,8 +31,8 @@ class UnknownPolicyError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arena:
-    """What all policies get."""
+class ComparisonInputs:
+    """What every policy is compared on: the load, the cluster, and what its spec promises."""
 
     workload: Workload
     cluster: ClusterModel
@@ -68,7 +68,7 @@ class Entry:
     """No planner can do that: it knows what comes."""
 
 
-def _one(_arena: Arena) -> int:
+def _one(_inputs: ComparisonInputs) -> int:
     return 1
 
 
@@ -80,7 +80,7 @@ class NamedPolicy:
     """What it is, in one line."""
     run: Callable[[Comparison], Played]
     """Simulate it."""
-    runs: Callable[[Arena], int] = _one
+    runs: Callable[[ComparisonInputs], int] = _one
     """About how many simulations that takes, beside those of the static splits."""
     uses_statics: bool = False
     """It needs the result of every static split."""
@@ -94,7 +94,7 @@ class PolicyTable:
     """The policies that can be compared."""
 
     policies: Mapping[str, NamedPolicy]
-    most_within: Callable[[Arena], int | None] | None = None
+    most_within: Callable[[ComparisonInputs], int | None] | None = None
     """Return the requests that no planner could have more of inside the SLO; None where that is not known."""
 
     def find(self, name: str) -> NamedPolicy:
@@ -110,36 +110,36 @@ class PolicyTable:
             raise UnknownPolicyError(f"{name}: at least one worker of each role is needed")
 
         def run(comparison: Comparison) -> Played:
-            return comparison.play(StaticSplit(pool=comparison.arena.pool, prefill=prefill, decode=decode))
+            return comparison.play(StaticSplit(pool=comparison.inputs.pool, prefill=prefill, decode=decode))
 
         return NamedPolicy(says="that split", run=run, least_workers=1)
 
-    def checked(self, names: Sequence[str], arena: Arena) -> tuple[str, ...]:
+    def checked(self, names: Sequence[str], inputs: ComparisonInputs) -> tuple[str, ...]:
         """Return the names without repetition; `all` stands for every one. Errors: UnknownPolicyError."""
         wanted = tuple(dict.fromkeys(each for name in names for each in (self.policies if name == "all" else (name,))))
         for name in wanted:
             found = self.find(name)
-            if not found.several_pools and len(arena.cluster.pools) > 1:
+            if not found.several_pools and len(inputs.cluster.pools) > 1:
                 raise UnknownPolicyError(
                     f"{name} runs clusters of one pool only; of several pools only ours makes sense"
                 )
-            if arena.most_workers < found.least_workers:
+            if inputs.most_workers < found.least_workers:
                 raise UnknownPolicyError(f"{name} needs a pool of at least two workers")
         return wanted
 
-    def steps_of(self, names: Sequence[str], arena: Arena) -> int:
+    def steps_of(self, names: Sequence[str], inputs: ComparisonInputs) -> int:
         """Return about how many simulations it takes to run these."""
         found = [self.find(name) for name in names]
         searched = any(each.uses_statics for each in found)
-        statics = len(arena.admissions) * len(candidates(arena.most_workers)) if searched else 0
-        return statics + sum(each.runs(arena) for each in found)
+        statics = len(inputs.admissions) * len(candidates(inputs.most_workers)) if searched else 0
+        return statics + sum(each.runs(inputs) for each in found)
 
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
     """Runs policies one after the other; static splits, which several of them need, are simulated once."""
 
-    arena: Arena
+    inputs: ComparisonInputs
     table: PolicyTable
     on_progress: OnProgress | None = None
     _statics: dict[AdmissionPolicy, dict[Split, Result]] = field(default_factory=dict)
@@ -152,26 +152,26 @@ class Comparison:
 
     def play(self, policy: Policy) -> Played:
         """Simulate a policy."""
-        arena, report = self.arena, self.on_progress
+        inputs, report = self.inputs, self.on_progress
         on_progress = None if report is None else lambda arrived: report(policy.name, arrived)
-        return policy, simulate(arena.workload, arena.cluster, policy, slo=arena.slo, on_progress=on_progress)
+        return policy, simulate(inputs.workload, inputs.cluster, policy, slo=inputs.slo, on_progress=on_progress)
 
     def static(self, split: Split, admission: AdmissionPolicy) -> StaticSplit:
         """Return the policy that keeps a split of the pool, with an admission and the spec's classes."""
-        classes = self.arena.spec.admission.classes
+        classes = self.inputs.spec.admission.classes
         return StaticSplit(
-            pool=self.arena.pool, prefill=split.prefill, decode=split.decode, admission=admission, classes=classes
+            pool=self.inputs.pool, prefill=split.prefill, decode=split.decode, admission=admission, classes=classes
         )
 
     def statics(self, admission: AdmissionPolicy) -> Mapping[Split, Result]:
         """Return what comes of every static split with an admission."""
         if admission not in self._statics:
-            splits = candidates(self.arena.most_workers)
+            splits = candidates(self.inputs.most_workers)
             self._statics[admission] = {split: self.play(self.static(split, admission))[1] for split in splits}
         return self._statics[admission]
 
     def best_static(self) -> tuple[AdmissionPolicy, Split]:
         """Return the best split, with the spec's admission or without any where that serves more."""
-        slo = self.arena.slo
-        found = [(admission, best_of(self.statics(admission), slo)) for admission in self.arena.admissions]
+        slo = self.inputs.slo
+        found = [(admission, best_of(self.statics(admission), slo)) for admission in self.inputs.admissions]
         return max(found, key=lambda each: int(self.statics(each[0])[each[1]].within(slo).sum()))

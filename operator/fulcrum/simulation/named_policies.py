@@ -11,14 +11,14 @@ from fulcrum.simulation.policies import Aggregated, Ours
 
 
 def _ours(comparison: Comparison) -> Played:
-    arena = comparison.arena
-    return comparison.play(Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds))
+    inputs = comparison.inputs
+    return comparison.play(Ours(inputs.spec, least_turn_seconds=inputs.least_turn_seconds))
 
 
 def _ours_open(comparison: Comparison) -> Played:
-    arena = comparison.arena
+    inputs = comparison.inputs
     return comparison.play(
-        Ours(arena.spec, least_turn_seconds=arena.least_turn_seconds, admission=AdmissionPolicy.OFF, name="ours-open")
+        Ours(inputs.spec, least_turn_seconds=inputs.least_turn_seconds, admission=AdmissionPolicy.OFF, name="ours-open")
     )
 
 
@@ -29,7 +29,7 @@ def _static(comparison: Comparison) -> Played:
 
 
 def _aggregated(comparison: Comparison) -> Played:
-    return comparison.play(Aggregated(pool=comparison.arena.pool, workers=comparison.arena.most_workers))
+    return comparison.play(Aggregated(pool=comparison.inputs.pool, workers=comparison.inputs.most_workers))
 
 
 POLICIES: Final = PolicyTable(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fulcrum.simulation.comparison import Arena, Entry
+from fulcrum.simulation.comparison import ComparisonInputs, Entry
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.over_time import attainment_by_arrival
 from fulcrum.simulation.policies import Ours
@@ -34,13 +34,13 @@ class Plot:
     svg: str
 
 
-def plots_of(arena: Arena, entries: Sequence[Entry]) -> list[Plot]:
+def plots_of(inputs: ComparisonInputs, entries: Sequence[Entry]) -> list[Plot]:
     """Return the plots of a comparison."""
-    slo, made = arena.slo, [_ratio(entries)]
+    slo, made = inputs.slo, [_ratio(entries)]
     ours = next((entry.policy for entry in entries if isinstance(entry.policy, Ours)), None)
     if ours is not None and ours.forecasts:
-        made.append(_forecast(arena, ours))
-    made.append(_attainment(arena, entries))
+        made.append(_forecast(inputs, ours))
+    made.append(_attainment(inputs, entries))
     made.append(_cdf(entries, "Time to first token", "ttft_seconds", slo.ttft_seconds))
     made.append(_cdf(entries, "Time per output token", "tpot_seconds", slo.tpot_seconds))
     return made
@@ -64,12 +64,12 @@ def _ratio(entries: Sequence[Entry]) -> Plot:
     return _plot("Workers that prefill", caption, draw)
 
 
-def _forecast(arena: Arena, ours: Ours) -> Plot:
+def _forecast(inputs: ComparisonInputs, ours: Ours) -> Plot:
     interval = ours.forecasts[0][1].interval_seconds
     quantile = ours.forecasts[0][1].quantile
 
     def draw(axes: Axes) -> None:
-        load = arena.workload
+        load = inputs.workload
         counts = np.bincount((load.arrival_seconds // interval).astype(np.int64))
         # The last interval is not over when the trace ends.
         counts = counts[: max(1, int(load.duration_seconds // interval))]
@@ -91,16 +91,16 @@ def _forecast(arena: Arena, ours: Ours) -> Plot:
     return _plot("Forecast and actual rate", caption, draw)
 
 
-def _attainment(arena: Arena, entries: Sequence[Entry]) -> Plot:
-    load = arena.workload
+def _attainment(inputs: ComparisonInputs, entries: Sequence[Entry]) -> Plot:
+    load = inputs.workload
     width = max(load.duration_seconds / _POINTS, 1.0)
 
     def draw(axes: Axes) -> None:
         for entry, style in zip(entries, _styles(entries), strict=True):
-            shares = attainment_by_arrival(entry.result, arena.slo, width)
+            shares = attainment_by_arrival(entry.result, inputs.slo, width)
             middles = (np.arange(len(shares)) + 0.5) * width / 60
             axes.plot(middles, shares, marker="." if len(shares) == 1 else "", **style)
-        axes.axhline(arena.slo.attainment, color="black", linestyle=":", label=f"promise, {arena.slo.attainment:.0%}")
+        axes.axhline(inputs.slo.attainment, color="black", linestyle=":", label=f"promise, {inputs.slo.attainment:.0%}")
         axes.set(ylabel="requests inside the SLO", ylim=(0, 1.02))
         _percent(axes)
         _minutes(axes)

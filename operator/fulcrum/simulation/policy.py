@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.balance import Action
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
@@ -37,6 +38,10 @@ class Policy(ABC):
     """
 
     name: str
+    admission: AdmissionPolicy = AdmissionPolicy.OFF
+    """Of the gateway that `make_gateway` returns by default."""
+    classes: Sequence[QosClass] = ()
+    """Of that gateway's requests."""
     watches_pods: bool = False
     """A Pod that comes, goes or changes calls for a tick at once."""
 
@@ -45,11 +50,13 @@ class Policy(ABC):
         """Return the workers that are ready at second 0, as (pool, role)."""
 
     def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
-        """Return the gateway; the default routes as production does and turns no request away."""
+        """Return the gateway; the default routes as production does, with this policy's admission."""
         return SimulatedGateway(
             slo=slo,
             speeds=known_speeds(cluster),
             transfers=expected_transfers(cluster),
+            policy=self.admission,
+            classes=self.classes,
             gateways=cluster.gateways,
         )
 

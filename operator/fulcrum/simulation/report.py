@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from fulcrum.simulation.comparison import Arena, Entry
+from fulcrum.simulation.comparison import ComparisonInputs, Entry
 from fulcrum.simulation.plots import plots_of
 
 _COLUMNS: Final = (
@@ -45,20 +45,22 @@ svg { width: 100%; height: auto; }
 """
 
 
-def write_report(folder: Path, *, title: str, arena: Arena, entries: Sequence[Entry], most_within: int | None) -> Path:
+def write_report(
+    folder: Path, *, title: str, inputs: ComparisonInputs, entries: Sequence[Entry], most_within: int | None
+) -> Path:
     """Write `report.html` into `folder`, which is made if need be; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.html"
-    path.write_text(report_html(title=title, arena=arena, entries=entries, most_within=most_within), encoding="utf-8")
+    path.write_text(report_html(title=title, inputs=inputs, entries=entries, most_within=most_within), encoding="utf-8")
     return path
 
 
-def report_html(*, title: str, arena: Arena, entries: Sequence[Entry], most_within: int | None) -> str:
+def report_html(*, title: str, inputs: ComparisonInputs, entries: Sequence[Entry], most_within: int | None) -> str:
     """Return the page."""
-    load, slo = arena.workload, arena.slo
+    load, slo = inputs.workload, inputs.slo
     pools = ", ".join(
         f"{pool.name} ({each.workers.min} to {each.workers.max} workers, GPUs per worker: {pool.gpus_per_worker})"
-        for pool, each in zip(arena.cluster.pools, arena.spec.pools, strict=True)
+        for pool, each in zip(inputs.cluster.pools, inputs.spec.pools, strict=True)
     )
     rate = f" ({len(load) / load.duration_seconds:,.1f}/s)" if load.duration_seconds > 0 else ""
     about = (
@@ -70,11 +72,11 @@ def report_html(*, title: str, arena: Arena, entries: Sequence[Entry], most_with
     if most_within is not None:
         about += f" No planner could have more than {most_within / len(load):.1%} inside the SLO (a fluid bound)."
     head = "".join(f'<th title="{escape(meaning)}">{escape(name)}</th>' for name, meaning in _COLUMNS)
-    rows = "\n".join(_row(entry, arena) for entry in entries)
+    rows = "\n".join(_row(entry, inputs) for entry in entries)
     meanings = "".join(f"<dt>{escape(name)}</dt> <dd>{escape(meaning)}</dd>\n" for name, meaning in _COLUMNS[1:])
     figures = "\n".join(
         f'<h2>{escape(plot.heading)}</h2>\n<p class="caption">{escape(plot.caption)}</p>\n{plot.svg}'
-        for plot in plots_of(arena, entries)
+        for plot in plots_of(inputs, entries)
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -84,8 +86,8 @@ def report_html(*, title: str, arena: Arena, entries: Sequence[Entry], most_with
     )
 
 
-def _row(entry: Entry, arena: Arena) -> str:
-    figures = entry.result.summary(arena.slo)
+def _row(entry: Entry, inputs: ComparisonInputs) -> str:
+    figures = entry.result.summary(inputs.slo)
     ttft, tpot = (
         " / ".join(f"{each * 1e3:,.0f}" for each in (times.p50, times.p90, times.p99)) if times.p50 >= 0 else "none"
         for times in (figures.ttft_seconds, figures.tpot_seconds)

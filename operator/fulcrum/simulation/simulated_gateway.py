@@ -71,9 +71,9 @@ class SimulatedGateway:
         memory = AffinityMemory(_AFFINITY_KEYS, token_ends(PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS))
         self.view = self.admission.new_view(memory, units_per_token=1.0)
         if admits is not None:
-            self.view.set_pools(admits)
+            self.view.workers.set_pools(admits)
         for pool, speed in speeds.items():
-            self.view.set_speed(pool, speed)
+            self.view.workers.set_speed(pool, speed)
         for pool, cost in (transfers or {}).items():
             self.view.transfers.expect(pool, cost)
         self.tiers: Tiers | None = None
@@ -87,13 +87,13 @@ class SimulatedGateway:
         worker = pod.worker
         if worker is None or pod.deleting:
             self._workers.pop(pod.name, None)
-            self.view.remove(pod.name)
+            self.view.workers.remove(pod.name)
         else:
             self._workers[pod.name] = worker
-            self.view.put(
+            self.view.workers.put(
                 pod.name, worker.role, pool=pod.pool.name, revision="1", incarnation=f"{pod.uid}/{pod.restarts}"
             )
-            self.view.set_tiers(pod.name, self.tiers)
+            self.view.workers.set_tiers(pod.name, self.tiers)
 
     def ranks(self, names: Iterable[str | None]) -> dict[str | None, int] | None:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""

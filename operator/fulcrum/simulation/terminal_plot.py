@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from fulcrum.simulation.comparison import Arena, Entry
+from fulcrum.simulation.comparison import ComparisonInputs, Entry
 from fulcrum.simulation.over_time import attainment_by_arrival, flips
 
 COLUMNS: Final = 60
@@ -17,16 +17,16 @@ _LISTED: Final = 6
 """Flips that are listed by their time; a longer list helps nobody on a terminal."""
 
 
-def plot_lines(arena: Arena, entries: Sequence[Entry]) -> list[str]:
+def plot_lines(inputs: ComparisonInputs, entries: Sequence[Entry]) -> list[str]:
     """Return the lines of the plot; none for a load that is over in a moment."""
-    load = arena.workload
+    load = inputs.workload
     if load.duration_seconds < COLUMNS / 10:
         return []
     width_seconds = load.duration_seconds * (1 + 1e-9) / COLUMNS
     margin = max(len(entry.result.policy) for entry in entries) + 2
     lines = [f"Requests inside the SLO, by time of arrival: a bar for each {width_seconds:,.0f} s, █ all, ▁ none"]
     for entry in entries:
-        shares = attainment_by_arrival(entry.result, arena.slo, width_seconds)
+        shares = attainment_by_arrival(entry.result, inputs.slo, width_seconds)
         lines.append(f"{entry.result.policy:{margin}}{''.join(map(_bar, shares))}")
         turned = flips(entry.result)
         if turned:

@@ -68,12 +68,6 @@ class Workload:
             raise ValueError(f"speed must be above 0, got {speed}")
         return replace(self, arrival_seconds=self.arrival_seconds / speed)
 
-    def thinned(self, share: float, *, seed: int) -> Workload:
-        """Return a random `share` of the requests, each kept or not by itself."""
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be above 0 and up to 1, got {share}")
-        return self.at(np.random.default_rng(seed).random(len(self)) < share)
-
     def between(self, start_seconds: float, end_seconds: float) -> Workload:
         """Return the requests that arrive from `start_seconds` to before `end_seconds`, with the start as second 0."""
         inside = (self.arrival_seconds >= start_seconds) & (self.arrival_seconds < end_seconds)

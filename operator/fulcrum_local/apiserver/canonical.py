@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any, Final
 
-from fulcrum.api.schema.quantities import canonical_quantity
+from fulcrum.api.quantities import canonical_quantity
 from fulcrum_local.apiserver.errors import Json
 from fulcrum_local.apiserver.times import parse_time, time_text
 

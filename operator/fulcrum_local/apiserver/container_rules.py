@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from fulcrum.api.schema.quantities import parse_quantity
+from fulcrum.api.quantities import parse_quantity
 from fulcrum_local.apiserver.errors import (
     Json,
     duplicate,

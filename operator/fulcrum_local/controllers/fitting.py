@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fulcrum.api.schema.quantities import parse_quantity
+from fulcrum.api.quantities import parse_quantity
 from fulcrum_local.controllers.pods import condition, is_finished
 from fulcrum_local.controllers.resources import Json
 from fulcrum_local.controllers.taints import tolerates

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fulcrum.api.schema.quantities import parse_quantity
+from fulcrum.api.quantities import parse_quantity
 
 Json = dict[str, Any]
 Lookup = Callable[[str, str], Json | None]

@@ -188,8 +188,8 @@ def save_up(site: Site) -> None:
     """Let in long prompts elsewhere: a part of their time is there for those that have to wait."""
     admission = site.gateway.admission
     elsewhere = admission.core.new_view()
-    elsewhere.set_speed("x", site.gateway.registry.workers[0].state.speed)
-    elsewhere.put("idle", Role.MIXED, pool="x")
+    elsewhere.workers.set_speed("x", site.gateway.registry.workers[0].state.speed)
+    elsewhere.workers.put("idle", Role.MIXED, pool="x")
     for _ in range(100):
         incoming = admission.core.incoming(prompt_tokens=2000, max_tokens=1)
         assert isinstance(admission.core.decide(incoming, elsewhere, 0.0), Admit)
@@ -340,7 +340,7 @@ async def test_what_workers_have_below_their_kv_cache_is_known_to_a_single_gatew
     offload = OffloadReport(policy="load", host_bytes=1 << 30, host_tokens=50_000)
     agent = await Agent(report(offload=offload)).start()
     site = await make_site(Engine("m", Role.MIXED, facts={"agent_port": agent.port}))
-    (worker,) = site.gateway.registry.cluster.workers.values()
+    (worker,) = site.gateway.registry.cluster.workers.by_name.values()
     await eventually(lambda: worker.tiers is not None)
     assert worker.tiers == tiers_of(offload)
     await agent.stop()

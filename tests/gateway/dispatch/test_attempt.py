@@ -87,7 +87,7 @@ async def test_an_engine_that_can_compute_fronts_is_told_what_is_left_for_the_pr
 ) -> None:
     site = await make_site(p(), d(), Engine("m", Role.MIXED), slo_seconds=(2.0, 1.0))
     for name in ("p", "d", "m"):
-        site.gateway.registry.cluster.set_tiers(name, tiers)
+        site.gateway.registry.cluster.workers.set_tiers(name, tiers)
     told = tiers is not None and tiers.front
     for body, header, most in (
         (BODY, "", 2.0),

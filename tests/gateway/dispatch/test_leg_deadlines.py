@@ -80,7 +80,7 @@ async def test_a_worker_that_serves_others_is_only_late(make_site: MakeSite, age
     registry = site.gateway.registry
 
     async def late(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
-        registry.cluster.workers[engine.name].breaker.answers += 1
+        registry.cluster.workers.by_name[engine.name].health.breaker.answers += 1
         return await hang(engine, seen, writer)
 
     keep = engines[0].behave

@@ -201,7 +201,7 @@ async def test_a_pair_whose_kv_is_recomputed_is_routed_around_and_comes_back(
     assert await cluster.site.metric('fulcrum_gateway_kv_pair_failures{prefill="p0",decode="d0"}') >= 1
     cluster.pulling["d0"].blocked = set()
     await eventually(lambda: not cluster.failing())
-    await eventually(lambda: not cluster.site.gateway.registry.cluster.broken)
+    await eventually(lambda: not cluster.site.gateway.registry.cluster.workers.broken)
 
 
 async def test_a_worker_that_drains_is_left_alone_until_it_serves_again(

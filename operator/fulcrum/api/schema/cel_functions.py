@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import cel
 
-from fulcrum.api.schema.quantities import parse_quantity
+from fulcrum.api.quantities import parse_quantity
 
 _DNS_1123_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _ALPHANUMERIC = "must consist of lower case alphanumeric characters"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from fulcrum.cli.cluster_file import spec_of
+from fulcrum.cli.cluster_file import read_cluster_file
 from fulcrum.cli.dashboard.recording import ORIGIN, Recording, Replayed, record
 from fulcrum.cli.dashboard.serve import Shown
 from fulcrum.cli.shipped import DEMO_LOAD, SIMULATED, shipped
@@ -20,7 +20,7 @@ from fulcrum.simulation.generate import WORKLOADS
 
 def recorded() -> Recording:
     """Simulate the shipped cluster under the shipped load; takes a few seconds."""
-    spec = spec_of(shipped(SIMULATED))
+    spec = read_cluster_file(shipped(SIMULATED)).spec
     return record(spec, cluster_model(spec, profiles={}, start_seconds=60.0), WORKLOADS[DEMO_LOAD](1))
 
 

@@ -139,7 +139,7 @@ class Accounts:
                 output_tokens=output_tokens,
             )
             if self._count % _LEARN_EVERY == 0:
-                self._admission.cluster.served(
+                self._admission.cluster.workers.served(
                     exchange.flight,
                     ttft_seconds=ttft_seconds if exchange.attempts == 1 else None,
                     tpot_seconds=pace_seconds,

@@ -59,7 +59,7 @@ class AdmissionControl:
         self.keys = None if directory is None else KeyRing(Path(directory))
         """None: any client may ask."""
         self.cluster = self.core.new_view()
-        self.cluster.set_pools({pool.name: pool.admits for pool in config.pools})
+        self.cluster.workers.set_pools({pool.name: pool.admits for pool in config.pools})
         for pool in config.pools:
             if pool.transfer is not None:
                 cost = TransferCost(
@@ -164,7 +164,7 @@ class AdmissionControl:
 
     def _refusal(self, decided: Reject) -> RequestError:
         if decided.reason is Reason.NO_WORKER:
-            known = bool(self.cluster.workers)
+            known = bool(self.cluster.workers.by_name)
             return no_worker("No worker that may take this request is ready." if known else "No worker is ready.")
         if decided.reason is Reason.NEVER_FITS:
             return never_fits()

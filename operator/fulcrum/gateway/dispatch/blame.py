@@ -56,7 +56,7 @@ class Blame:
     def failed(self, worker: KnownWorker, leg: str, failure: Failure, *, late: bool = False) -> LegFailedError:
         """A leg failed: hold it against the worker, if it is surely at fault. `late`: it computed meanwhile."""
         if failure in DOUBTFUL:
-            worker.state.breaker.doubted()
+            worker.state.health.breaker.doubted()
         elif not late and failure is not Failure.DIVERGED:
             self._registry.failed(worker, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
@@ -112,5 +112,5 @@ class Blame:
 
 
 def _serves_others(worker: KnownWorker) -> bool:
-    breaker = worker.state.breaker
+    breaker = worker.state.health.breaker
     return breaker.answers > 0 and breaker.doubts < _MANY_DOUBTS

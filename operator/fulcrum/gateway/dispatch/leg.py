@@ -49,7 +49,7 @@ class LegSender:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
         request = worker.engine.request(path, request_id, body)
-        breaker = worker.state.breaker
+        breaker = worker.state.health.breaker
         began_at, answers = self._loop.time(), breaker.answers
         if sink is None:
             excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones

@@ -80,12 +80,12 @@ class LoadPoller:
         for pool, measured in by_pool.items():
             speed = self._speeds.speed(pool, pool_speed(measured))
             if speed is not None:
-                self._registry.cluster.set_speed(pool, speed)
+                self._registry.cluster.workers.set_speed(pool, speed)
         for worker in self._registry.workers:
             if worker.report is not None:
                 self._registry.took_kv_dtype(worker, worker.report.kv_cache_dtype)
             if worker.report is not None and worker.report.offload is not None:
-                self._registry.cluster.set_tiers(worker.name, tiers_of(worker.report.offload))
+                self._registry.cluster.workers.set_tiers(worker.name, tiers_of(worker.report.offload))
         if self.alone:
             return
         for worker in self._registry.workers:

@@ -193,7 +193,7 @@ class Prewarmer:
     def _add(self, canary: Canary) -> None:
         if canary.pair in self._queued or canary.drains:
             return
-        if not self._registry.cluster.may_pair(canary.prefill.state, canary.decode.state):
+        if not self._registry.cluster.workers.may_pair(canary.prefill.state, canary.decode.state):
             return
         if self._queue_length >= _MAX_PENDING:
             self._metrics.prewarms["dropped"] += 1
@@ -238,4 +238,4 @@ class Prewarmer:
             self._publish()
 
     def _publish(self) -> None:
-        self._registry.cluster.set_broken(self._health.failing)
+        self._registry.cluster.workers.set_broken(self._health.failing)

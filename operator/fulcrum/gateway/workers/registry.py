@@ -104,7 +104,7 @@ class WorkerRegistry:
     def _put(self, record: WorkerRecord) -> KnownWorker | None:
         """Returns a new engine process."""
         worker = self._workers.get(record.name)
-        state = self.cluster.put(
+        state = self.cluster.workers.put(
             record.name,
             record.role,
             pool=record.pool,
@@ -132,7 +132,7 @@ class WorkerRegistry:
         self._kv_dtypes.pop(name, None)
         if worker is None:
             return
-        self.cluster.remove(name)
+        self.cluster.workers.remove(name)
         self._leave(worker)
         logger.info("worker_left worker=%s why=%s in_flight=%d", name, why, worker.in_flight)
 
@@ -149,13 +149,13 @@ class WorkerRegistry:
     def replace(self, records: Iterable[WorkerRecord]) -> None:
         """Exactly these are usable."""
         listed = {record.name: record for record in records}
-        self.cluster.hold()
+        self.cluster.workers.hold()
         try:
             for name in self._workers.keys() - listed.keys():
                 self._remove(name, "not_listed")
             joined = [worker for record in listed.values() if (worker := self._put(record)) is not None]
         finally:
-            self.cluster.settle()
+            self.cluster.workers.settle()
         self.workers = list(self._workers.values())
         for worker in joined:
             self.joined(worker)
@@ -180,11 +180,11 @@ class WorkerRegistry:
 
     def failed(self, worker: KnownWorker, now: float) -> None:
         """It failed a request: avoid it for a moment. A dead worker is always the least loaded one."""
-        self.cluster.failed(worker.state, now)
+        self.cluster.workers.failed(worker.state, now)
 
     def worked(self, worker: KnownWorker) -> None:
         """It answered a request."""
-        self.cluster.worked(worker.state)
+        self.cluster.workers.worked(worker.state)
 
     def sweep(self, now: float) -> None:
         """Time-outs of all connections to workers, and of what is held against them (loop time)."""

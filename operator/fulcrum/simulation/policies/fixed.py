@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
-from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.policy import Policy, expected_transfers, known_speeds
-from fulcrum.simulation.simulated_gateway import SimulatedGateway
+from fulcrum.simulation.policy import Policy
 
 _LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.MIXED: "M"}
 
@@ -29,20 +27,10 @@ class Fixed(Policy):
         if not workers:
             raise ValueError("at least one worker is needed")
         self.name = layout_name(workers) + ("" if admission is AdmissionPolicy.OFF else f" {admission.value}")
-        self._workers, self._admission, self._classes = tuple(workers), admission, tuple(classes)
+        self._workers, self.admission, self.classes = tuple(workers), admission, tuple(classes)
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers
-
-    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway:
-        return SimulatedGateway(
-            slo=slo,
-            speeds=known_speeds(cluster),
-            transfers=expected_transfers(cluster),
-            policy=self._admission,
-            classes=self._classes,
-            gateways=cluster.gateways,
-        )
 
 
 def layout_name(workers: Sequence[tuple[str, Role]]) -> str:
