@@ -149,3 +149,12 @@ def test_a_decode_worker_that_holds_the_prefix_is_preferred() -> None:
     found = find(made, incoming, 1.0)
     assert found.decode.name == held
     assert found.ttft_seconds < 0.4
+
+
+def test_what_was_learnt_of_a_pair_stays_when_another_pool_is_heard_of() -> None:
+    made = view("d")
+    for now in range(5):
+        move(made, 0.4, now=float(now) * 10)
+    learnt = find(made, now_seconds=60.0).ttft_seconds
+    made.transfers.expect("other", TransferCost(base_seconds=0.0, seconds_per_token=1e-4))
+    assert find(made, now_seconds=60.0).ttft_seconds == pytest.approx(learnt)

@@ -110,7 +110,7 @@ ROWS = {
         kind=APPLY,
         body=APPLIED | {"metadata": {"uid": NO_UID}},
         code=409,
-    ),  # fmt: skip
+    ),
     "another uid in a PUT": put({"uid": NO_UID}, code=409, said="UID in precondition"),
     "another uid in a deletion": delete({"preconditions": {"uid": NO_UID}}, code=409, said="UID in precondition"),
     "an end in a PUT": put({"deletionTimestamp": "2030-01-01T00:00:00Z"}, code=422, said="deletionTimestamp"),
@@ -177,7 +177,7 @@ ROWS = {
         path="/api/v1/namespaces/{namespace}/serviceaccounts/default/token",
         body={"spec": {"expirationSeconds": "x"}},
         code=400,
-    ),  # fmt: skip
+    ),
     "a binding to a text": Row(path="/api/v1/namespaces/{namespace}/pods/none/binding", body={"target": 5}, code=400),
 }
 
