@@ -54,7 +54,7 @@ class Job:
     decode_workers: int = 0
     """Or aggregated ones."""
     planner: dict[str, Any] | None = None
-    """Its configuration; None: workers keep their number and role."""
+    """Its configuration; None: workers keep their number and role, and requests go to them in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             [job["trace"]],
             **arguments,
             **workers,
-            router_mode="kv_router",
+            router_mode="round_robin" if job["planner"] is None else "kv_router",
             trace_format="mooncake",
             trace_block_size=job["trace_block_tokens"],
             sla_ttft_ms=job["ttft_seconds"] * 1e3,

@@ -8,12 +8,19 @@ from pathlib import Path
 import dynamo_real
 import numpy as np
 import pytest
-from tests.simulation.worlds import SLO, make_speed, make_workload
+from contests.rivals.round_robin import RoundRobin
+from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
+from fulcrum.simulation.arrivals import constant
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.generate import stream
+from fulcrum.simulation.lengths import LogNormalLengths
+from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.workload import Workload
 
 SPEED = make_speed(prefill=(0.012, 7e-5, 1.5e-9), kv_capacity_tokens=400_000)
+CHAT = LogNormalLengths(prompt_mean=1150, output_mean=210, prompt_spread=0.9, output_spread=0.8)
 LOAD = make_workload([(0.0, 700, 20), (0.5, 9000, 1), (1.25, 40, 300)])
 
 
@@ -94,3 +101,25 @@ def test_the_real_dynamo_serves_the_requests(tmp_path: Path, workers: tuple[int,
     assert found.completed == len(LOAD)
     assert 0 < found.within <= len(LOAD)
     assert found.worker_hours > 0
+
+
+@pytest.mark.skipif(not (INSTALLED / ".installed").exists(), reason="the real Dynamo is not installed")
+@pytest.mark.parametrize("workers", [(1, 1), (0, 2)], ids=["disaggregated", "aggregated"])
+def test_engines_alone_are_as_fast_in_both_simulators(tmp_path: Path, workers: tuple[int, int]) -> None:
+    load = stream(rate=constant(3), lengths=CHAT, seconds=60, seed=1)
+    speed = dynamo_real.same_speed(SPEED, load)
+    job = dynamo_real.job_of(load, speed, SLO, start_seconds=0.0, folder=tmp_path)
+    real = dynamo_real.run(REAL, dynamo_real.with_workers(job, *workers)).within
+    policy = RoundRobin(pool="p", prefill=workers[0], decode=workers[1])
+    ours = int(simulate(load, make_cluster(speed), policy, slo=SLO).within(SLO).sum())
+    assert 0 < real < len(load)
+    assert ours / len(load) == pytest.approx(real / len(load), abs=0.02)
+
+
+@pytest.mark.parametrize("workers", [(3, 3), (0, 3)], ids=["disaggregated", "aggregated"])
+def test_requests_go_to_workers_in_turn(workers: tuple[int, int]) -> None:
+    together = make_workload([(0.0, 4000, 20)] * 3)
+    policy = RoundRobin(pool="p", prefill=workers[0], decode=workers[1])
+    result = simulate(together, make_cluster(SPEED), policy, slo=SLO)
+    assert result.count(Outcome.SERVED) == 3
+    assert np.ptp(result.ttft_seconds) == np.ptp(result.tpot_seconds) == 0, "none shares a worker"
