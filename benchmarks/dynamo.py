@@ -95,7 +95,9 @@ class Scene:
         """Run a contestant in our simulator."""
         result = comparison.run(name).result
         within = int(result.within(self.arena.slo).sum())
-        return Row(result.policy, within, result.gpu_seconds / 3600)
+        turned_away = sum(result.rejections.values())
+        name = result.policy + (f", {turned_away:,} turned away" if turned_away else "")
+        return Row(name, within, result.gpu_seconds / 3600)
 
 
 def main() -> int:
@@ -147,11 +149,11 @@ def scene_of(case: Case, load: Workload, python: Path, folder: Path) -> Scene:
 
 def compare(scene: Scene) -> None:
     """Print the table of one load."""
-    print(f"  {'':60} {'in SLO':>7} {'GPU-h':>6} {'good/GPU-h':>10}")
+    print(f"  {'':70} {'in SLO':>7} {'GPU-h':>6} {'good/GPU-h':>10}")
 
     def show(row: Row) -> Row:
         share = row.within / len(scene.arena.workload)
-        print(f"  {row.name:60} {share:7.1%} {row.gpu_hours:6.2f} {row.per_gpu_hour:10,.0f}", flush=True)
+        print(f"  {row.name:70} {share:7.1%} {row.gpu_hours:6.2f} {row.per_gpu_hour:10,.0f}", flush=True)
         return row
 
     swept = [show(row) for row in real_rows(scene)]

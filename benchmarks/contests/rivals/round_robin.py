@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.cluster import ClusterModel
-from fulcrum.simulation.policies import Fixed
-from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
+from fulcrum.simulation.policies.fixed import layout_name
+from fulcrum.simulation.policy import Policy
+from fulcrum.simulation.simulated_gateway import Chosen
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import SimulatedWorker
 
 
-class RoundRobin(Fixed):
+class RoundRobin(Policy):
     """A split of one pool; without prefill workers, the others are mixed."""
 
     def __init__(self, *, pool: str, prefill: int, decode: int) -> None:
         roles = [Role.PREFILL] * prefill + [Role.DECODE if prefill else Role.MIXED] * decode
-        super().__init__([(pool, role) for role in roles])
+        self._workers = [(pool, role) for role in roles]
+        self.name = layout_name(self._workers)
         self._sent: Counter[Role] = Counter()
 
-    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
+    def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
+        return self._workers
+
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> None:
         return None
 
     def route(self, request: SimulatedRequest, view: View) -> Chosen | Reason:
