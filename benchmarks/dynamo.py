@@ -36,11 +36,11 @@ from typing import NamedTuple
 from contests.contestants import CONTESTANTS
 from contests.rivals.round_robin import RoundRobin
 from dynamo_real import Job, environment, job_of, planner_config, run, same_speed, with_workers
-from policies import SHARED_TRACES, Case, arena_of, cases
+from policies import SHARED_TRACES, Case, cases, inputs_of
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.simulation.comparison import Arena, Comparison
+from fulcrum.simulation.comparison import Comparison, ComparisonInputs
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import Ours
 from fulcrum.simulation.workload import Workload
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 class Scene:
     """One load on one cluster."""
 
-    arena: Arena
+    inputs: ComparisonInputs
     job: Job
     python: Path
     workers: int
@@ -82,19 +82,19 @@ class Scene:
 
     def begin(self) -> tuple[int, int]:
         """Prefill and decode workers that ours begins with."""
-        roles = [role for _, role in Ours(self.arena.spec).initial(self.arena.cluster)]
+        roles = [role for _, role in Ours(self.inputs.spec).initial(self.inputs.cluster)]
         return roles.count(Role.PREFILL), roles.count(Role.DECODE)
 
     def real(self, name: str, split: tuple[int, int], rules: tuple[str, ...], *, least: int) -> Row:
         """Run the real Dynamo from a split, (0, N) being aggregated."""
-        config = planner_config(self.arena.slo, aggregated=not split[0], rules=rules, least=least, most=self.workers)
+        config = planner_config(self.inputs.slo, aggregated=not split[0], rules=rules, least=least, most=self.workers)
         found = run(self.python, with_workers(self.job, *split, planner=config))
         return Row(name, found.within, found.worker_hours * self.gpus_per_worker)
 
     def ours(self, comparison: Comparison, name: str) -> Row:
         """Run a contestant in our simulator."""
         result = comparison.run(name).result
-        within = int(result.within(self.arena.slo).sum())
+        within = int(result.within(self.inputs.slo).sum())
         turned_away = sum(result.rejections.values())
         name = result.policy + (f", {turned_away:,} turned away" if turned_away else "")
         return Row(name, within, result.gpu_seconds / 3600)
@@ -138,13 +138,13 @@ def main() -> int:
 
 def scene_of(case: Case, load: Workload, python: Path, folder: Path) -> Scene:
     """Return the load on a cluster whose speed both simulators have."""
-    arena = arena_of(case, load)
-    pool = arena.cluster.pools[0]
+    inputs = inputs_of(case, load)
+    pool = inputs.cluster.pools[0]
     assert isinstance(pool.speed, WorkerSpeed)
     pool = replace(pool, speed=(speed := same_speed(pool.speed, load)))
-    arena = replace(arena, cluster=replace(arena.cluster, pools=(pool,)))
-    job = job_of(load, speed, arena.slo, start_seconds=pool.start_seconds, folder=folder)
-    return Scene(arena=arena, job=job, python=python, workers=case.workers, gpus_per_worker=pool.gpus_per_worker)
+    inputs = replace(inputs, cluster=replace(inputs.cluster, pools=(pool,)))
+    job = job_of(load, speed, inputs.slo, start_seconds=pool.start_seconds, folder=folder)
+    return Scene(inputs=inputs, job=job, python=python, workers=case.workers, gpus_per_worker=pool.gpus_per_worker)
 
 
 def compare(scene: Scene) -> None:
@@ -152,7 +152,7 @@ def compare(scene: Scene) -> None:
     print(f"  {'':70} {'in SLO':>7} {'GPU-h':>6} {'good/GPU-h':>10}")
 
     def show(row: Row) -> Row:
-        share = row.within / len(scene.arena.workload)
+        share = row.within / len(scene.inputs.workload)
         print(f"  {row.name:70} {share:7.1%} {row.gpu_hours:6.2f} {row.per_gpu_hour:10,.0f}", flush=True)
         return row
 
@@ -174,7 +174,7 @@ def real_rows(scene: Scene) -> Iterator[Row]:
 
 def our_rows(scene: Scene) -> Iterator[Row]:
     """Run our copy of the planner, ours, and every static split."""
-    comparison = Comparison(arena=scene.arena, table=CONTESTANTS)
+    comparison = Comparison(inputs=scene.inputs, table=CONTESTANTS)
     for name in COPIES:
         row = scene.ours(comparison, name)
         yield row._replace(name=f"our copy: {row.name}")
@@ -185,13 +185,13 @@ def our_rows(scene: Scene) -> Iterator[Row]:
 
 def agreement(scene: Scene) -> bool:
     """Print what both simulators make of workers without planner or router; whether they agree."""
-    arena, half = scene.arena, scene.workers // 2
+    inputs, half = scene.inputs, scene.workers // 2
     agreed = True
     for prefill, decode in ((0, scene.workers), (half, scene.workers - half)):
-        policy = RoundRobin(pool=arena.pool, prefill=prefill, decode=decode)
-        within = int(simulate(arena.workload, arena.cluster, policy, slo=arena.slo).within(arena.slo).sum())
+        policy = RoundRobin(pool=inputs.pool, prefill=prefill, decode=decode)
+        within = int(simulate(inputs.workload, inputs.cluster, policy, slo=inputs.slo).within(inputs.slo).sum())
         real = run(scene.python, with_workers(scene.job, prefill, decode)).within
-        shares = real / len(arena.workload), within / len(arena.workload)
+        shares = real / len(inputs.workload), within / len(inputs.workload)
         points = 100 * (shares[1] - shares[0])
         agreed &= abs(points) <= AGREE_POINTS
         print(
