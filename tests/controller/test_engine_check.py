@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from tests.vllm_source import code
 
+from fulcrum.api.attention import usual_block_tokens
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype
 from fulcrum.controller.children.engine_check import refused_engines
@@ -45,6 +47,14 @@ P4_D8 = (pool("p", tensor=4, roles="prefill"), pool("d", tensor=8, roles="decode
 BOTH_8_4 = (pool("p", tensor=8), pool("d", tensor=4))
 MIXED = (pool("p", H100, 8, "mixed"), pool("q", A100, 4, "mixed"))
 NO_COMMON, NO_BACKEND, HEADS = "no attention backend in common", "has no attention backend for", "cannot pull their KV"
+BACKENDS = {
+    "FLASH_ATTN_MLA": ("mla/flashattn_mla.py", "FlashAttnMLABackend"),
+    "FLASHMLA": ("mla/flashmla.py", "FlashMLABackend"),
+    "FLASHINFER_MLA": ("mla/flashinfer_mla.py", "FlashInferMLABackend"),
+    "TRITON_MLA": ("mla/triton_mla.py", "TritonMLABackend"),
+    "FLASHMLA_SPARSE": ("mla/flashmla_sparse.py", "FlashMLASparseBackend"),
+    "TRITON_ATTN": ("triton_attn.py", "TritonAttentionBackend"),
+}
 REMOTE = "is code in its own repository"
 
 MATRIX: dict[str, dict[str, str | None]] = {
@@ -98,6 +108,37 @@ def test_a_pool_that_is_switched_off_is_not_judged() -> None:
 def test_fp8_counts_as_it_came_out() -> None:
     spec = spec_of("deepseek-ai/DeepSeek-V3.2", pool("p", H100))
     assert refused_engines(spec, ALLOWED, KvCacheDtype.FP8) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "accelerator", "size", "least"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", H100, 17, 16),
+        ("meta-llama/Llama-3.1-70B-Instruct", H100, 8, 16),
+        ("meta-llama/Llama-3.1-70B-Instruct", H100, 48, None),
+        ("deepseek-ai/DeepSeek-V3", "H200-SXM-141GB", 32, 64),
+        ("deepseek-ai/DeepSeek-V3", "H200-SXM-141GB", 128, None),
+        ("meta-llama/Llama-3.1-8B-Instruct", "MI300X-192GB", 1, None),
+        ("own/model", "cpu", 24, None),
+    ],
+)
+def test_blocks_that_no_kernel_takes(model: str, accelerator: str, size: int, least: int | None) -> None:
+    cache = {"kvCache": {"blockSize": size, "dtype": "fp8"}}
+    found = refused(spec_of(model, pool("p", accelerator, 8), engine=cache))
+    said = [message for message in found.values() if "blockSize" in message]
+    assert (f"takes blocks of {least} tokens" in said[0]) if least else not said, found
+
+
+@pytest.mark.vllm_facts
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_block_sizes_of_backends(backend: str) -> None:
+    """Each takes the size that we know and its multiples, and none that is smaller."""
+    path, of_class = BACKENDS[backend]
+    text = code(f"v1/attention/backends/{path}", of_class, "get_supported_kernel_block_sizes")
+    sizes = [int(size) for listed in re.findall(r"return \[(.*)\]", text) for size in re.findall(r"\d+", listed)]
+    usual = usual_block_tokens(backend)
+    assert usual in sizes
+    assert all(size % usual == 0 for size in sizes)
 
 
 @pytest.mark.vllm_facts

@@ -95,7 +95,11 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
     ] = ()
     block_size: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | None,
-        Meta(description="Tokens in one KV block; default: what vLLM chooses for the attention backend (16 for most)."),
+        Meta(
+            description="Tokens in one KV block; default: what vLLM chooses for the attention backend (16 for most), "
+            "whose multiples are allowed. Prefixes are found in whole blocks: half a block of each hit, on average, "
+            "is computed anew. Another size starts another pool of KV."
+        ),
     ] = None
     memory: Annotated[
         Quantity | None, Meta(description="KV cache per worker; default: what the accelerator has left (cpu: 1Gi).")

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from fulcrum.api.amd import has_fnuz
-from fulcrum.api.attention import AttentionKind, common_backend, usual_backend
+from fulcrum.api.attention import (
+    AttentionKind,
+    common_backend,
+    compute_capability,
+    usual_backend,
+    usual_block_tokens,
+)
 from fulcrum.api.names import Role
-from fulcrum.api.pool_attention import exchanges_kv
+from fulcrum.api.pool_attention import attention_backend, exchanges_kv
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
 from fulcrum.balance import Refusal
@@ -36,7 +42,7 @@ def refused_engines(
     for pool in pools:
         found = [*_not_allowed(spec, pool, kind, installation), *_no_backend(spec, pool, kind, fp8=fp8)]
         found += [*_not_pullable(spec, pool, pools, model), *_unlike_fp8(pool, pools, fp8=fp8)]
-        found += [*_unlike_network(pool, pools), *_same_ports(pool, pools)]
+        found += [*_unlike_network(pool, pools), *_same_ports(pool, pools), *_odd_blocks(spec, pool, kind, fp8=fp8)]
         if found:
             refused[pool.name] = Refusal(message=" ".join(found), reason=Reason.ENGINE_REFUSED)
     return refused
@@ -74,6 +80,24 @@ def _no_backend(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, *, fp8:
         yield (
             f"{', '.join(sorted(able))} have no attention backend in common for {spec.model.name} "
             f"({kind.attention.value}), so no KV could be handed over; use like GPUs, or roles: [mixed]."
+        )
+
+
+def _odd_blocks(spec: InferenceClusterSpec, pool: Pool, kind: ModelKind, *, fp8: bool) -> Iterator[str]:
+    """Where the kernels of the backend take no KV blocks of the size that is asked for: no engine would start.
+
+    Source: `select_common_block_size` of vLLM 0.32, and `get_supported_kernel_block_sizes` of each backend.
+    """
+    asked = spec.engine.kv_cache.block_size
+    told = attention_backend(spec, pool, kind=kind.attention, fp8=fp8)
+    backend = told or usual_backend(pool.accelerator, kind.attention, fp8=fp8)
+    if asked is None or backend is None or compute_capability(pool.accelerator) is None:
+        return
+    least = usual_block_tokens(backend)
+    if asked % least:
+        yield (
+            f"engine.kvCache.blockSize: {backend}, which {spec.model.name} has on {pool.accelerator}, takes blocks of "
+            f"{least} tokens and whole multiples of that, not {asked}; leave the field out, or write one of them."
         )
 
 
