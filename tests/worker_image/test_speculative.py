@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from statistics import median
 
 import pytest
 from tests.machine import wait_until
@@ -64,7 +65,7 @@ def test_tokens_are_counted_and_the_time_of_one_is_learnt(agent: Agent) -> None:
         known = known.updated([row])
     steps = agent.engine_metric("vllm:inter_token_latency_seconds_count")
     assert work.decode_tokens > 1.5 * steps, "several tokens a step, or nothing was tested"
-    assert min(errors[3:]) < 0.15, errors
+    assert median(errors[3:]) < 0.15, errors
 
 
 def _booked(agent: Agent, tokens: int) -> WorkCounters | None:
