@@ -76,7 +76,7 @@ PORT_ENGINE: Final = 8000
 """Usual port of vLLM itself; requests never pass through a process of ours on the worker."""
 PORT_AGENT: Final = 8001
 PORT_NIXL: Final = 5600
-"""NIXL side channel (handshakes between engines). vLLM adds the data-parallel rank, which is always 0 here."""
+"""NIXL side channel (handshakes between engines). vLLM adds the data-parallel rank."""
 PORT_RANKS: Final = 29501
 """Where the ranks of a worker on several nodes find each other: vLLM's `--master-port`, at its default."""
 PORT_GATEWAY: Final = 8080

@@ -25,11 +25,12 @@ GPU_SHARED_MEMORY_GIBIBYTES: Final = 4
 """Bound of /dev/shm for each GPU: NCCL's buffers and vLLM's queues between ranks take less."""
 CPU_SHARED_MEMORY: Final = "64Mi"
 """What a container has by default; a CPU engine of one process needs no more beside what it offloads."""
-CPU_REQUEST: Final = "250m"
+CPU_REQUEST_MILLICORES: Final = 250
+"""CPU requested for each engine process on CPUs."""
 CPU_ENGINE_BYTES: Final = 1 << 30
-"""Memory of an engine on CPUs beside weights and KV cache."""
+"""Memory of an engine process on CPUs beside weights and KV cache."""
 CPU_KV_BYTES: Final = 1 << 30
-"""KV cache of an engine on CPUs whose spec sets none."""
+"""KV cache of an engine process on CPUs whose spec sets none."""
 CACHE_BYTES: Final = 8 << 30
 """Disk of a worker on GPUs beside its weights: compiled kernels, CUDA graphs' caches and logs."""
 CLAIM: Final = "gpus"
@@ -43,7 +44,7 @@ def on_gpu(pool: Pool) -> bool:
 
 def gpus(pool: Pool) -> int:
     """GPUs of one Pod of a worker; 0 on CPUs."""
-    return pool.parallelism.tensor * pool.parallelism.pipeline // pool.nodes if on_gpu(pool) else 0
+    return pool.gpus_per_worker // pool.nodes
 
 
 def resources(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> Manifest:
@@ -74,10 +75,11 @@ def _default_requests(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts)
         if disk := downloaded_bytes(spec, model):
             asked["ephemeral-storage"] = f"{-(-(disk + CACHE_BYTES) // _MEBIBYTE)}Mi"
         return asked
-    cache = spec.engine.kv_cache.memory
-    kv_bytes = CPU_KV_BYTES if cache is None else number_of_bytes(cache)
-    needed = CPU_ENGINE_BYTES + kv_bytes + _offload_bytes(spec) + _weight_bytes(model)
-    return {"cpu": CPU_REQUEST, "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
+    cache, ranks = spec.engine.kv_cache.memory, pool.parallelism.gpus
+    kv_bytes = ranks * CPU_KV_BYTES if cache is None else number_of_bytes(cache)
+    # Ranks share experts, if any: all weights in each of them is the most that it can be.
+    needed = ranks * (CPU_ENGINE_BYTES + _weight_bytes(model)) + kv_bytes + _offload_bytes(spec)
+    return {"cpu": f"{ranks * CPU_REQUEST_MILLICORES}m", "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
 
 
 def _offload_bytes(spec: InferenceClusterSpec) -> int:
