@@ -58,6 +58,8 @@ ANNOTATION_REPLACES: Final = f"{GROUP}/replaces"
 """Uid of the Pod that a worker was created for beyond the wanted number, to take its place once it is ready."""
 ANNOTATION_PORTS: Final = f"{GROUP}/ports"
 """On workers that listen on other ports than the usual: JSON of `api.ports.Ports`, without those that are usual."""
+ANNOTATION_RANKS: Final = f"{GROUP}/ranks"
+"""On workers of several ranks of data parallel: how many they have. Each has its own requests and KV cache."""
 
 OPERATOR_NAMESPACE: Final = "fulcrum-system"
 OPERATOR_NAME: Final = "fulcrum-operator"

@@ -25,6 +25,8 @@ GPU_SHARED_MEMORY_GIBIBYTES: Final = 4
 """Bound of /dev/shm for each GPU: NCCL's buffers and vLLM's queues between ranks take less."""
 CPU_SHARED_MEMORY: Final = "64Mi"
 """What a container has by default; a CPU engine of one process needs no more beside what it offloads."""
+CPU_RANK_SHARED_MEMORY_GIBIBYTES: Final = 1
+"""Bound of /dev/shm for each process of a CPU engine of several: they exchange tokens through it."""
 CPU_REQUEST_MILLICORES: Final = 250
 """CPU requested for each engine process on CPUs."""
 CPU_ENGINE_BYTES: Final = 1 << 30
@@ -136,14 +138,20 @@ def network(pool: Pool) -> Manifest:
 def named_ports(pool: Pool) -> dict[str, int]:
     """Return the ports of the worker's container by name. On the node's network all that it listens on count."""
     named = {"engine": pool.ports.engine, "agent": pool.ports.agent, "nixl": pool.ports.nixl}
-    return named | ({"ranks": pool.ports.ranks} if pool.on_host_network and pool.nodes > 1 else {})
+    if not pool.on_host_network:
+        return named
+    # Each rank of data parallel has a side channel of its own, whose port vLLM counts on from the first one's.
+    channels = {f"nixl-{rank}": pool.ports.nixl + rank for rank in range(1, pool.parallelism.data)}
+    return named | channels | ({"ranks": pool.ports.ranks} if pool.nodes > 1 else {})
 
 
 def shared_memory(spec: InferenceClusterSpec, pool: Pool) -> Manifest | None:
     """Return the volume for /dev/shm. Ranks talk through it and KV is offloaded to it; containers have 64 MiB."""
-    if not on_gpu(pool) and not _offload_bytes(spec):
+    ranks = pool.parallelism.gpus
+    if not on_gpu(pool) and not _offload_bytes(spec) and ranks == 1:
         return None
-    own = f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi" if on_gpu(pool) else CPU_SHARED_MEMORY
+    several = f"{CPU_RANK_SHARED_MEMORY_GIBIBYTES * ranks}Gi" if ranks > 1 else CPU_SHARED_MEMORY
+    own = f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi" if on_gpu(pool) else several
     size = _and_offload(spec, pool.shared_memory or own)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
 
