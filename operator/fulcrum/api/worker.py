@@ -287,8 +287,39 @@ class Stage(StrEnum):
     READY = "ready"
 
 
+class RankReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One rank of a worker with data parallelism: it has its own requests, KV cache and prefix cache.
+
+    `X-data-parallel-rank` sends a request to it. None is unknown; counters begin again at 0 with the engine.
+    """
+
+    rank: int
+    """From 0 to the worker's ranks less one: vLLM's label `engine`."""
+    running: int | None = None
+    """Requests in its batch."""
+    waiting: int | None = None
+    queued_prompt_tokens: int | None = None
+    kv_usage: float | None = None
+    """Fraction of its KV blocks in use, 0 to 1."""
+    kv_held_for_peers: float | None = None
+    """Fraction of its KV blocks held for a decode engine that has not pulled them yet, 0 to 1."""
+    kv_capacity_tokens: int | None = None
+    prefix_tokens: int | None = None
+    """Prompt tokens that were looked up in its prefix cache."""
+    prefix_hit_tokens: int | None = None
+    """Of these, tokens that were there."""
+    work: WorkCounters | None = None
+    transfers: TransferCounters | None = None
+    steps: int | None = None
+    """Engine steps that made tokens; steps beside other ranks without requests of its own are none."""
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
+    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero.
+
+    Of a worker with ranks (`ranks`), requests, counters and KV capacity are those of all ranks together, and KV usage
+    is their mean. `speed`, `max_batch` and `max_batched_tokens` are those of each rank while all ranks work.
+    """
 
     role: Role
     role_epoch: int
@@ -325,6 +356,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """This vLLM has no role for both sides of KV transfers: another role starts the engine again."""
     stage: str | None = None
     """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
+    ranks: tuple[RankReport, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Ascending by rank. The field is absent where the worker is one rank, or its agent older than ranks."""
 
     @property
     def idle(self) -> bool:
