@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fulcrum.api.parallelism import gpus_of
+from fulcrum.api.parallelism import PLAIN_BACKEND, gpus_of
 from fulcrum.capacity.accelerators import Accelerator, usual_limits
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
@@ -40,6 +40,8 @@ class EngineShape:
     """Ranks that each have their own requests and KV cache, and share the experts of a mixture of experts."""
     experts: bool = False
     """Whole experts are on each GPU; without, a part of every expert."""
+    expert_backend: str = PLAIN_BACKEND
+    """How tokens travel to the experts of other ranks (vLLM's `--all2all-backend`)."""
     weights: Precision = Precision.BF16
     kv: Precision = Precision.FP8
     max_batch: int = 0
@@ -79,6 +81,11 @@ class EngineShape:
         return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
     @property
+    def expert_gpus(self) -> int:
+        """GPUs that share the experts of a layer."""
+        return gpus_of(tensor=self.tensor, pipeline=1, data=self.data)
+
+    @property
     def rank_gpus(self) -> int:
         """GPUs of one rank of data parallel: they hold all weights but those of experts."""
         return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=1)
@@ -108,7 +115,7 @@ class EngineShape:
         if not block or self.weights is not Precision.FP8 or self.experts:
             return
         width = model.moe.expert_intermediate if model.moe is not None else model.intermediate
-        parts = gpus_of(tensor=self.tensor, pipeline=1, data=self.data)
+        parts = self.expert_gpus
         if width // parts % block:
             fitting = [each for each in (1, 2, 4, 8, 16) if width // each % block == 0]
             split = "tensor parallelism" if self.data == 1 else "tensor * data"

@@ -138,6 +138,8 @@ def kv_capacity_tokens(shape: EngineShape, *, kv_memory_bytes: int | None = None
 
     `kv_memory_bytes` is a size of the cache per GPU that was set by hand (`engine.kvCache.memory`).
 
+    Of an engine of several ranks it is the cache of one of them.
+
     Raises:
         EngineShapeError: the weights leave no room for a single block.
     """

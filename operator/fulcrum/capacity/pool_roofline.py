@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from fulcrum.api.engine_args import engine_option
+from fulcrum.api.parallelism import PLAIN_BACKEND
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
@@ -46,6 +47,7 @@ def pool_roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> 
         pipeline=pool.parallelism.pipeline,
         data=pool.parallelism.data,
         experts=pool.parallelism.experts,
+        expert_backend=pool.expert_backend or PLAIN_BACKEND,
         kv=kv_precision(spec, model.kind),
         max_batch=step_limit(engine_option(arguments, "max-num-seqs")),
         max_batched_tokens=step_limit(engine_option(arguments, "max-num-batched-tokens")),

@@ -106,6 +106,7 @@ def profile_speed(profile: Profile) -> WorkerSpeed:
     return WorkerSpeed(
         coefficients=profile.coefficients or _fitted(profile),
         kv_capacity_tokens=profile.kv_capacity_tokens,
+        ranks=profile.data,
         max_batch=profile.max_batch,
         max_batched_tokens=profile.max_batched_tokens,
         transfer_base_seconds=profile.transfer_base_seconds,

@@ -47,7 +47,7 @@ class TransferLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What `fulcrum capacity` shows. Seconds, bytes, tokens."""
+    """What `fulcrum capacity` shows. Seconds, bytes, tokens; of a worker with several ranks, those of one of them."""
 
     model: str
     accelerator: str

@@ -96,7 +96,9 @@ def inventory_of(forms: Sequence[PoolForm]) -> Inventory:
 
 def held_goodput(forms: Sequence[PoolForm], engine: Engine, performance: Performance) -> float:
     """Return the most requests/s within the promise that the pools carry in any roles that they may take."""
-    speeds = {form.name: shape_speed(engine.shape(form.accelerator, form.tensor, form.pipeline)) for form in forms}
+    speeds = {
+        form.name: shape_speed(engine.shape(form.accelerator, form.tensor, form.pipeline, form.data)) for form in forms
+    }
     flexible = [form for form in forms if {Role.PREFILL, Role.DECODE} <= form.roles]
     fixed = [form for form in forms if form not in flexible]
     found = _best_split(_Split(forms=fixed, flexible=flexible, speeds=speeds), performance)
