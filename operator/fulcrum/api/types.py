@@ -42,6 +42,7 @@ from fulcrum.api.gateway_types import Gateway, GatewayAuth
 from fulcrum.api.names import API_VERSION, KIND
 from fulcrum.api.parallelism import Parallelism
 from fulcrum.api.pool_types import Pool, PoolAdmits, WorkerCount
+from fulcrum.api.scheduling_types import Gang, Scheduling
 from fulcrum.api.serving_types import (
     Admission,
     AdmissionPolicy,
@@ -97,6 +98,7 @@ __all__ = [
     "Forecast",
     "ForecastMethod",
     "ForecastStatus",
+    "Gang",
     "Gateway",
     "GatewayAuth",
     "Image",
@@ -135,6 +137,7 @@ __all__ = [
     "RoleCounts",
     "Rollout",
     "ScaleDown",
+    "Scheduling",
     "Slo",
     "SlowWorker",
     "Transfer",
@@ -178,6 +181,9 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     engine: Annotated[Engine, Meta(description="The inference engine (vLLM) of every worker.")] = Engine()
     balance: Annotated[Balance, Meta(description="How roles and worker counts are decided.")] = Balance()
     admission: Annotated[Admission, Meta(description="Early rejection and QoS classes.")] = Admission()
+    scheduling: Annotated[
+        Scheduling, Meta(description="How all Pods of a worker on several nodes are placed at once.")
+    ] = Scheduling()
     gateway: Annotated[Gateway, Meta(description="The OpenAI-compatible endpoint.")] = Gateway()
     metrics: Annotated[Metrics, Meta(description="Where load history comes from.")] = Metrics()
 

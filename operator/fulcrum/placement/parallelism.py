@@ -128,7 +128,7 @@ class WorkerOption:
     @property
     def gpus(self) -> int:
         """Return the GPUs of one worker."""
-        return self.form.gpus
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
     @property
     def price_per_hour(self) -> float:
