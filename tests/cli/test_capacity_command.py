@@ -93,3 +93,20 @@ def test_a_bad_config_names_the_field(tmp_path: Path) -> None:
 def test_help_has_examples_and_the_command_is_listed() -> None:
     assert "Examples:" in run("--help").output
     assert "capacity" in CliRunner().invoke(main, ["--help"]).output
+
+
+def test_ranks_that_share_experts() -> None:
+    usual = ("--model", "deepseek-ai/DeepSeek-R1", "--accelerator", "H200", "--dp", "16")
+    result = run(*usual, "--expert-backend", "deepep_low_latency")
+    assert result.exit_code == 0, result.output
+    for shown in ("16 x H200-SXM-141GB (tp 1, pp 1, dp 16, ep)", "one of the 16 ranks"):
+        assert shown in result.output
+    even, uneven = (json.loads(run(*usual, "--imbalance", each, "--json").output) for each in ("1", "1.5"))
+    assert (even["data"], even["experts"], even["gpus"]) == (16, True, 16)
+    assert uneven["prefill"][-1]["seconds"] > even["prefill"][-1]["seconds"]
+
+
+def test_a_dense_model_has_no_ranks() -> None:
+    result = run("--model", "meta-llama/Llama-3.1-8B-Instruct", "--accelerator", "H100", "--dp", "2")
+    assert result.exit_code == 1
+    assert "is dense" in result.output

@@ -41,6 +41,8 @@ NOT_CALLED: dict[Right, str] = {
     ("", "pods", "get"): "whose Pod it is that has the name of a worker already",
     ("", "nodes", "get"): "the node of a Pod that does not end",
     ("", "persistentvolumeclaims", "get"): "whether all workers can mount the claim of a KV pool",
+    ("scheduling.volcano.sh", "podgroups", "create"): "all Pods of a worker at once: `test_gang.py`",
+    ("scheduling.volcano.sh", "podgroups", "delete"): "the same, with the worker",
     ("", "configmaps", "get"): "what a spec names: `test_pool_profile.py`, `test_cluster_model_config.py`",
 }
 """Rights that no call of a first installation shows, and what they are for."""

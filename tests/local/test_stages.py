@@ -37,13 +37,13 @@ async def worker() -> AsyncIterator[WorkerState]:
     ip = free_address()
     async with ClientSession() as session:
         role = WorkerRole(role=Role.MIXED, epoch=1)
-        state = WorkerState(session=session, engine_url=f"http://{ip}:8000", side_channel=(ip, 5600), role=role)
+        state = WorkerState(session=session, engine_url=f"http://{ip}:8000", side_channels=((ip, 5600),), role=role)
         async with TestServer(make_app(worker_config(), state), host=ip, port=PORT_AGENT):
             yield state
 
 
 async def test_each_stage_is_said_once(worker: WorkerState, tmp_path: Path) -> None:
-    ip = worker.side_channel[0]
+    ip = worker.side_channels[0][0]
     (tmp_path / USUAL_FILE).write_text("60.4")
     stages = Stages(root=tmp_path)
     # One without an address, and one whose agent does not answer: the others go on.

@@ -49,6 +49,8 @@ def test_a_minimal_document() -> None:
         ({"maxModelLen": 0}, "maxModelLen: must be positive"),
         ({"tensorParallel": 0}, "tensorParallel: must be at least 1"),
         ({"pipelineParallel": -1}, "pipelineParallel: must be at least 1"),
+        ({"dataParallel": 0}, "dataParallel: must be at least 1"),
+        ({"dataParallel": 2, "kvCache": {"offload": {"hostBytes": 1}}}, "kvCache.offload: ranks of data parallel"),
         ({"kvCache": {"dtype": "int3"}}, "kvCache.dtype: 'int3' is not one of fp8, bf16, auto"),
         ({"kvCache": {"blockSize": 0}}, "kvCache.blockSize: must be at least 1"),
         ({"kvCache": {"memoryBytes": 0}}, "kvCache.memoryBytes: must be positive"),

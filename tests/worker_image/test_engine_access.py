@@ -40,7 +40,7 @@ async def test_only_with_the_token_is_anything_changed(
     ip = free_address()
     async with ClientSession() as session:
         state = WorkerState(
-            session=session, engine_url=f"http://{ip}:8000", side_channel=(ip, 5600),
+            session=session, engine_url=f"http://{ip}:8000", side_channels=((ip, 5600),),
             role=WorkerRole(role=Role.PREFILL, epoch=3), token=token, engine_alive=True, warm=True,
         )  # fmt: skip
         assert TOKEN not in repr(state)
@@ -65,7 +65,7 @@ async def test_two_authorization_headers_are_none(caplog: pytest.LogCaptureFixtu
     ip = free_address()
     async with ClientSession() as session:
         state = WorkerState(
-            session=session, engine_url=f"http://{ip}:8000", side_channel=(ip, 5600),
+            session=session, engine_url=f"http://{ip}:8000", side_channels=((ip, 5600),),
             role=WorkerRole(role=Role.PREFILL, epoch=3), token=TOKEN,
         )  # fmt: skip
         async with TestClient[web.Request, web.Application](TestServer(make_app(worker_config(), state))) as client:

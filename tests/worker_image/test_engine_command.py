@@ -17,6 +17,9 @@ from fulcrum.api.ports import Ports
 from fulcrum.api.worker import KvCacheConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_command import EngineCommand, engine_command
+from fulcrum_worker.engine_experts import ENV_EXPERTS_ON_CPU
+from fulcrum_worker.engine_start import VllmFacts
+from fulcrum_worker.group import GroupPlace, side_channels
 
 POD = PodIdentity(ip="10.1.2.3", name="chat-h100-0", namespace="default")
 MODEL = Path("/models/m")
@@ -255,13 +258,82 @@ def test_a_pools_ports_reach_the_engine_and_the_usual_ones_change_no_argument() 
     assert "--master-port" not in argv_of(cuda(ports=ports))
 
 
+def ranks(count: int, **changes: Any) -> WorkerConfig:
+    return cuda(data_parallel=count, expert_parallel=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (cuda(), (None, None, False, None)),
+        (cuda(tensor_parallel=8, expert_parallel=True), (None, None, True, None)),
+        (ranks(8), ("8", "8", True, None)),
+        (ranks(8, all2all_backend="deepep_low_latency"), ("8", "8", True, "deepep_low_latency")),
+        (cuda(data_parallel=2), ("2", "2", False, None)),
+    ],
+)
+def test_ranks_and_their_experts(config: WorkerConfig, expected: tuple[object, ...]) -> None:
+    argv = argv_of(config)
+    said = (
+        value(argv, "--data-parallel-size"),
+        value(argv, "--data-parallel-size-local"),
+        "--enable-expert-parallel" in argv,
+        value(argv, "--all2all-backend"),
+    )
+    assert said == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "local"),
+    [
+        (ranks(16, nodes=2), "8"),
+        (ranks(2, tensor_parallel=8, nodes=2), "1"),
+        (ranks(2, tensor_parallel=8, nodes=4), "1"),
+    ],
+)
+def test_ranks_on_several_nodes(config: WorkerConfig, local: str) -> None:
+    """A rank is on one node, or has nodes of its own: then it is one of each of them."""
+    for rank in ("0", "1"):
+        environment = {"LWS_LEADER_ADDRESS": "c-p-0-0.c-p-0.ml", "LWS_WORKER_INDEX": rank}
+        argv = engine_command(config, POD, model=MODEL, environment=environment).argv
+        assert value(argv, "--data-parallel-size") == str(config.data_parallel)
+        assert value(argv, "--data-parallel-size-local") == local
+        assert (value(argv, "--node-rank"), value(argv, "--distributed-executor-backend")) == (rank, "mp")
+        assert ("--headless" in argv) == (rank == "1")
+
+
+def test_a_rank_on_cpus_is_one_process_that_shares_experts() -> None:
+    one, two = worker_config(), worker_config(data_parallel=2, expert_parallel=True)
+    assert value(argv_of(one), "--distributed-executor-backend") is None
+    assert value(argv_of(two), "--distributed-executor-backend") == "uni"
+    assert [ENV_EXPERTS_ON_CPU in environment_of(config) for config in (one, two, ranks(2))] == [False, True, False]
+
+
+def test_the_kv_cache_of_a_worker_is_shared_by_its_ranks() -> None:
+    kv_cache = KvCacheConfig(memory_bytes=16 << 30)
+    assert value(argv_of(ranks(4, tensor_parallel=2, kv_cache=kv_cache)), "--kv-cache-memory-bytes") == str(2 << 30)
+
+
+def test_a_backend_that_this_vllm_does_not_have_is_refused_with_those_it_has() -> None:
+    facts = VllmFacts(expert_backends=("allgather_reducescatter", "deepep_v2"))
+
+    def command(backend: str, facts: VllmFacts) -> EngineCommand:
+        return engine_command(ranks(2, all2all_backend=backend), POD, model=MODEL, environment={}, facts=facts)
+
+    with pytest.raises(BadConfigError, match=r"'mori'.* allgather_reducescatter, deepep_v2"):
+        command("mori", facts)
+    assert value(command("deepep_v2", facts).argv, "--all2all-backend") == "deepep_v2"
+    assert command("mori", VllmFacts()), "unknown: vLLM says it itself"
+
+
 @pytest.mark.vllm_facts
 def test_the_ports_that_an_engine_listens_on() -> None:
-    """One for NIXL, whatever the ranks are: data parallelism, which would add to it, is refused."""
+    """One for NIXL, and with data parallelism one for each rank from there on."""
     scheduler = code("distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py")
     added = "envs.VLLM_NIXL_SIDE_CHANNEL_PORT + vllm_config.parallel_config.data_parallel_index"
     assert f"self.side_channel_port = {added}" in scheduler
     assert list(check_engine_args(("--data-parallel-size=2",)))
+    assert side_channels(ranks(2), "10.1.2.3", None) == (("10.1.2.3", 5600), ("10.1.2.3", 5601))
     assert f"master_port: int = {PORT_RANKS}" in code("config/parallel.py", "ParallelConfig")
     assert "port = parallel_config.master_port" in code("distributed/parallel_state.py", "init_distributed_environment")
 
@@ -278,3 +350,18 @@ def test_the_ports_that_an_engine_listens_on() -> None:
 def test_a_group_that_cannot_be_is_refused_by_name(nodes: int, environment: dict[str, str], named: str) -> None:
     with pytest.raises(BadConfigError, match=named):
         engine_command(cuda(tensor_parallel=16, nodes=nodes), POD, model=MODEL, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("config", "hosts"),
+    [
+        (cuda(), ["ip"]),
+        (cuda(tensor_parallel=16, nodes=2), ["ip"]),
+        (ranks(4), ["ip"] * 4),
+        (ranks(4, nodes=2), ["ip", "ip", "c-p-0-0-1.c-p-0.ml", "c-p-0-0-1.c-p-0.ml"]),
+        (ranks(2, tensor_parallel=16, nodes=4), ["ip", "c-p-0-0-2.c-p-0.ml"]),
+    ],
+)
+def test_peers_ask_each_rank_on_its_own_node(config: WorkerConfig, hosts: list[str]) -> None:
+    place = GroupPlace(nodes=config.nodes, rank=0, leader="c-p-0-0.c-p-0.ml") if config.nodes > 1 else None
+    assert side_channels(config, "ip", place) == tuple((host, 5600 + rank) for rank, host in enumerate(hosts))

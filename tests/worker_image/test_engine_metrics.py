@@ -132,7 +132,11 @@ OLDER = msgspec.structs.replace(DONE, computed_tokens=None)
         (
             'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 4\n'
             'vllm:kv_cache_usage_perc{engine="0"} 0.1\nvllm:kv_cache_usage_perc{engine="1"} 0.3\n',
-            EngineMetrics(running=5, kv_usage=0.2),
+            EngineMetrics(
+                running=5,
+                kv_usage=0.2,
+                ranks=(EngineMetrics(running=1, kv_usage=0.1), EngineMetrics(running=4, kv_usage=0.3)),
+            ),
         ),
         (
             TIER,

@@ -39,6 +39,7 @@ def test_this_vllm() -> None:
     """A tree without `kv_both` or with another float check changes what is found here, and nothing else has to."""
     facts = vllm_facts(root())
     assert facts.roles is Roles.LIVE
+    assert "allgather_reducescatter" in (facts.expert_backends or ())
     assert facts.refuses_unlike_kv_dtype == ("_reject_mismatched_float_kv_cache" in code("config/vllm.py"))
 
 

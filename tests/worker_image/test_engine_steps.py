@@ -57,6 +57,15 @@ def test_the_longest_step_is_a_recent_one_and_idle_time_is_none() -> None:
     assert steps.longest_seconds == 0.5
 
 
+def test_a_long_step_is_seen_beside_the_steps_of_another_rank() -> None:
+    clock = Clock()
+    steps = EngineSteps(clock)
+    for now, rank, running in ((101.0, 0, 1), (102.0, 1, 2), (103.0, 1, 0), (109.0, 0, 0), (120.0, 1, 1)):
+        clock.now = now
+        steps.ended(running=running, made_tokens=True, rank=rank)
+    assert (steps.at, steps.longest_seconds) == (120.0, 8.0)
+
+
 def test_the_report_tells_how_long_ago_the_last_step_was() -> None:
     text = (
         f"vllm:iteration_tokens_total_count 4.0\nvllm:prompt_tokens_total 30.0\nvllm:generation_tokens_total 3.0\n"

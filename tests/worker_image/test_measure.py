@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.machine import deadline_seconds
 
 from fulcrum_worker import measure
+from fulcrum_worker.engine_ranks import HEADER_RANK
 from fulcrum_worker.fit import DecodeSample, PrefillSample
 from fulcrum_worker.measure import (
     BUDGET_SECONDS,
@@ -86,7 +91,7 @@ async def test_what_held_up_a_round_does_not_count(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_Engine, "timed", timed)
     async with aiohttp.ClientSession() as session:
-        engine = _Engine(session=session, url="http://127.0.0.1", model="m", soft_deadline=0.0, deadline=0.0)
+        engine = _Engine(session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=0.0, deadline=0.0)
         prefills: list[PrefillSample] = []
         decodes: list[DecodeSample] = []
         await _measure(engine, prefills, decodes, batch=1, prompt_tokens=64, whole_seconds=1000.0)
@@ -134,7 +139,7 @@ async def test_measuring_begins_when_requests_get_no_quicker(monkeypatch: pytest
     monkeypatch.setattr(_Engine, "generate", generate)
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock)
     async with aiohttp.ClientSession() as session:
-        engine = _Engine(session=session, url="http://127.0.0.1", model="m", soft_deadline=0.0, deadline=0.0)
+        engine = _Engine(session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=0.0, deadline=0.0)
         await measure._settle(engine)
     assert next(times, None) is None
 
@@ -168,9 +173,40 @@ async def test_batches_grow_to_what_one_step_takes_and_each_is_run_before_it_cou
     monkeypatch.setattr(_Engine, "generate", generate)
     monkeypatch.setattr(_Engine, "limits", limits)
     async with aiohttp.ClientSession() as session:
-        engine = _Engine(session=session, url="http://127.0.0.1", model="m", soft_deadline=math.inf, deadline=math.inf)
+        engine = _Engine(
+            session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=math.inf, deadline=math.inf
+        )
         await measure._measure_batches(engine, [], [])
     assert [batch for kind, batch, _ in ran if kind == "first"] == sizes
     assert all(batch * tokens <= most_tokens for _, batch, tokens in ran)
     for batch in sizes:
         assert [kind for kind, size, _ in ran if size == batch][:2] == ["first", "counts"]
+
+
+async def test_each_rank_gets_the_same_work_and_the_speed_is_that_of_one() -> None:
+    """Ranks step together: alone on an idle group a rank would look quicker than it is."""
+    asked: list[tuple[str, int]] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append((request.headers[HEADER_RANK], len(body["prompt"])))
+        return web.Response(text="data: [DONE]\n\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        requests = sum(batch for _, batch in asked)
+        tokens = measure._DECODE_TOKENS * requests
+        histograms = ((measure._PREFILL_TIME[0], requests, 0.25), (measure._STEP_TIME[0], tokens, 0.01))
+        lines = (
+            f'{name}_count{{engine="0"}} {count}\n{name}_sum{{engine="0"}} {count * each}\n'
+            for name, count, each in histograms
+        )
+        return web.Response(text="".join(lines))
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", complete), web.get("/metrics", metrics)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        soon = time.monotonic() + deadline_seconds(30)
+        url = f"http://{server.host}:{server.port}"
+        engine = _Engine(session=session, url=url, model="m", ranks=2, soft_deadline=soon, deadline=soon)
+        assert await engine.timed(batch=3, prompt_tokens=16) == pytest.approx((0.25, 0.01))
+    assert sorted(asked) == [("0", 3), ("1", 3)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import aiohttp
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
 from fulcrum_worker import readiness
-from fulcrum_worker.readiness import side_channel_answers
+from fulcrum_worker.readiness import not_ready_reason, side_channel_answers
 
 
 async def test_nobody_listens(unused_tcp_port: int) -> None:
@@ -37,3 +38,23 @@ async def test_a_handshake_as_vllm_answers_it(monkeypatch: pytest.MonkeyPatch) -
         answering = asyncio.create_task(answer())
         assert await side_channel_answers("127.0.0.1", port)
         await answering
+
+
+async def test_each_rank_must_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    up = {("10.0.0.1", 5600), ("10.0.0.2", 5602)}
+
+    async def answers(_session: object, _url: str) -> bool:
+        return True
+
+    async def shakes_hands(host: str, port: int) -> bool:
+        return (host, port) in up
+
+    monkeypatch.setattr(readiness, "engine_answers", answers)
+    monkeypatch.setattr(readiness, "side_channel_answers", shakes_hands)
+    channels = (("10.0.0.1", 5600), ("10.0.0.1", 5601), ("10.0.0.2", 5602))
+    async with aiohttp.ClientSession() as session:
+        reason = await not_ready_reason(session, "http://10.0.0.1:8000", channels)
+        assert reason == "the NIXL side channel of rank 1 does not answer on 10.0.0.1:5601"
+        assert await not_ready_reason(session, "http://10.0.0.1:8000", channels[:1]) is None
+        alone = await not_ready_reason(session, "http://10.0.0.1:8000", channels[1:2])
+        assert alone == "the NIXL side channel does not answer on 10.0.0.1:5601"

@@ -27,7 +27,7 @@ async def state() -> AsyncIterator[WorkerState]:
         yield WorkerState(
             session=session,
             engine_url=f"http://{ip}:8000",
-            side_channel=(ip, 5600),
+            side_channels=((ip, 5600),),
             role=WorkerRole(role=Role.PREFILL, epoch=3),
             pod_name="chat-cpu-0",
             engine_alive=True,

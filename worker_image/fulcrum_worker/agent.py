@@ -17,7 +17,13 @@ from aiohttp import web
 from fulcrum.api.names import ENV_POD_IP, Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.reasons import Reason
-from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
+from fulcrum.api.worker import (
+    EXIT_BAD_CONFIG,
+    EXIT_ENGINE_DIED,
+    EXIT_ENGINE_NOT_STARTED,
+    EXIT_ENGINE_STALLED,
+    WorkerConfig,
+)
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.drain import wait_until_idle
@@ -25,13 +31,15 @@ from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_process import EngineProcess, digest
+from fulcrum_worker.engine_ranks import how, lost_rank
 from fulcrum_worker.engine_start import Roles, kv_role
+from fulcrum_worker.group import read_place, side_channels
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
 from fulcrum_worker.kv.speed_file import write_speed
 from fulcrum_worker.models import downloaded_bytes, model_config
-from fulcrum_worker.readiness import not_ready_reason
+from fulcrum_worker.readiness import SideChannel, not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 from fulcrum_worker.server import make_app
 from fulcrum_worker.stall import wait_until_stalled
@@ -81,7 +89,6 @@ async def run_agent(
         state = WorkerState(
             session=session,
             engine_url=f"http://{pod.url_host}:{config.ports.engine}",
-            host=pod.ip,
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
             pod_name=pod.name,
             token=token,
@@ -89,8 +96,10 @@ async def run_agent(
             speed_file=files.speed if files is not None else None,
             roles=Roles.LIVE if turned is None else Roles.AT_START,
         )
+        channels = side_channels(config, pod.ip, read_place(config, os.environ))
         async with _serving(config, pod, state), _hearing(state, files):
-            return await _Life(config, state, EngineProcess(command), stop, hurry, turned=turned).run()
+            engine = EngineProcess(command)
+            return await _Life(config, state, engine, stop, hurry, channels=channels, turned=turned).run()
 
 
 @contextlib.asynccontextmanager
@@ -135,11 +144,13 @@ class _Life:
         stop: asyncio.Event,
         hurry: asyncio.Event,
         *,
+        channels: tuple[SideChannel, ...],
         turned: Turned | None,
     ) -> None:
         self._config = config
         self._state = state
         self._engine = engine
+        self._channels = channels
         self._stop = stop
         self._hurry = hurry
         self._turned = turned
@@ -157,7 +168,7 @@ class _Life:
         """One engine from its start to its end; None: another one must follow, for another role."""
         started = time.monotonic()
         exchanges = self._config.exchanges_kv and self._engine_role is not None
-        self._state.side_channel = (self._state.host, self._config.ports.nixl) if exchanges else None
+        self._state.side_channels = self._channels if exchanges else ()
         remove_orphans()  # of an engine that was killed together with its agent
         try:
             await self._engine.start()
@@ -185,13 +196,15 @@ class _Life:
         try:
             up = await _first(self._bring_up(started), ended, stopped, stuck)
             if ended.done():
-                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {_how(ended.result())} before it was ready")
+                refused = ended.result() == EXIT_BAD_CONFIG
+                code = EXIT_BAD_CONFIG if refused else EXIT_ENGINE_NOT_STARTED
+                return await self._failed(code, f"vLLM {how(ended.result())} before it was ready")
             if stopped.done():
                 logger.info("worker_stopping reason=signal phase=starting")
                 return 0
             if not up:
                 stage = self._state.stage
-                reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channel)
+                reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channels)
                 await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
                 return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {stuck.result()} (stage {stage}): {reason}")
             stuck.cancel()
@@ -207,7 +220,7 @@ class _Life:
         try:
             await asyncio.wait((ended, stopped, stalled, turning), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while serving")
+                return await self._failed(EXIT_ENGINE_DIED, f"vLLM {how(ended.result())} while serving")
             if stopped.done():
                 return await self._drain(ended)
             if stalled.done():
@@ -231,13 +244,13 @@ class _Life:
         idling = wait_until_idle(self._state.engine_metrics, timeout_seconds=timeout_seconds)
         await _first(idling, ended, stopped)
         if ended.done():
-            return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while it finished for a flip")
+            return await self._failed(EXIT_ENGINE_DIED, f"vLLM {how(ended.result())} while it finished for a flip")
         self._state.engine_alive = False
         return 0 if stopped.done() else None
 
     async def _bring_up(self, started: float) -> bool:
         state = self._state
-        while await not_ready_reason(state.session, state.engine_url, state.side_channel) is not None:  # noqa: ASYNC110
+        while await not_ready_reason(state.session, state.engine_url, state.side_channels) is not None:  # noqa: ASYNC110
             await asyncio.sleep(_START_POLL_SECONDS)
         state.engine_start_seconds = time.monotonic() - started
         logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
@@ -254,6 +267,7 @@ class _Life:
                 state.engine_url,
                 self._config.served_name,
                 max_model_len=self._config.max_model_len,
+                ranks=self._config.data_parallel,
                 budget_seconds=budget_for(state.engine_start_seconds),
                 patience_seconds=patience_for(state.engine_start_seconds),
             )
@@ -287,7 +301,7 @@ class _Life:
         if not idle and stalled.done() and not stalled.cancelled():
             return await self._stalled(stalled.result())
         if ended.done():
-            return await self._failed(EXIT_ENGINE_DIED, f"vLLM {_how(ended.result())} while draining")
+            return await self._failed(EXIT_ENGINE_DIED, f"vLLM {how(ended.result())} while draining")
         outcome = "idle" if idle else "hurried" if self._hurry.is_set() else "timed_out"
         logger.info("drain_ended outcome=%s seconds=%.1f", outcome, time.monotonic() - started)
         return 0
@@ -306,6 +320,8 @@ class _Life:
         """Ends the log with vLLM's last lines: Kubernetes takes the end of the log as the termination message."""
         self._state.engine_alive = False
         lines = await self._engine.last_lines()
+        if (lost := lost_rank(lines)) is not None:
+            what = f"{lost}; {what}"
         code, what = blamed(code, what, lines)
         logger.error("worker_failed exit_code=%d reason=%r", code, what)
         print(f"{what}; its last lines:\n{digest(lines)}", flush=True)
@@ -322,10 +338,3 @@ async def _first(work: Coroutine[Any, Any, bool], *others: asyncio.Task[Any]) ->
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-def _how(returncode: int) -> str:
-    """An exit as words: asyncio's -N is signal N."""
-    if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    return f"ended with exit code {returncode}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +47,19 @@ def check_machine(config: WorkerConfig, cpuinfo: str) -> None:
     """Raises BadConfigError where no engine of this configuration runs on a machine with this /proc/cpuinfo."""
     if config.accelerator == CPU and config.kv_cache.dtype == "fp8" and refuses_fp8_kv(cpuinfo):
         raise BadConfigError(f"{ENV_WORKER_CONFIG}: kvCache.dtype (spec.engine.kvCache.dtype): {NO_FP8_KV}")
+
+
+def check_expert_backend(config: WorkerConfig, backends: Sequence[str] | None) -> None:
+    """Raises BadConfigError where the installed vLLM, which knows `backends`, does not know the one that is asked for.
+
+    None is unknown: vLLM then says it itself.
+    """
+    asked = config.all2all_backend
+    if asked is not None and backends is not None and asked not in backends:
+        raise BadConfigError(
+            f"{ENV_WORKER_CONFIG}: all2allBackend (spec.pools[].parallelism.expertBackend): {asked!r} is not one of "
+            f"this vLLM's: {', '.join(backends)}"
+        )
 
 
 def check_host_memory(config: WorkerConfig, *, shm_bytes: int | None, limit_bytes: int | None) -> None:
@@ -138,6 +151,7 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
         ("maxModelLen", config.max_model_len is None or config.max_model_len > 0, "must be positive"),
         ("tensorParallel", config.tensor_parallel >= 1, "must be at least 1"),
         ("pipelineParallel", config.pipeline_parallel >= 1, "must be at least 1"),
+        ("dataParallel", config.data_parallel >= 1, "must be at least 1"),
         (
             "kvCache.dtype",
             config.kv_cache.dtype in ENGINE_KV_DTYPES,
@@ -154,6 +168,11 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
             "must be positive",
         ),
         *_offload_checks(config.kv_cache.offload),
+        (
+            "kvCache.offload",
+            config.kv_cache.offload is None or config.data_parallel == 1,
+            "ranks of data parallel have no host tier; remove spec.engine.kvCache.offload, or set data to 1",
+        ),
         (
             "transfer.connector",
             config.transfer.connector in _CONNECTORS,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from fulcrum_worker.engine_experts import ENV_EXPERTS_ON_CPU, share_experts_on_cpu
 from fulcrum_worker.engine_forks import fork_children
 from fulcrum_worker.engine_imports import (
     ENGINE_MODULE,
@@ -19,6 +20,7 @@ from fulcrum_worker.engine_imports import (
     is_on_cpu,
 )
 from fulcrum_worker.engine_limits import publish_limits
+from fulcrum_worker.engine_ranks import end_with_lost_rank, refuse_dense_ranks
 from fulcrum_worker.engine_start import run_headless, run_server
 from fulcrum_worker.engine_steps import publish_steps
 from fulcrum_worker.kv.registration import TIER_CONNECTOR, register_tier_connector
@@ -38,6 +40,11 @@ def begin_child() -> None:
             sleep_when_idle(int(os.environ[ENV_POLL_MICROSECONDS]))
         except (ImportError, AttributeError) as error:
             print(f"NIXL's progress thread keeps a core busy: {error!r}", file=sys.stderr)
+    if ENV_EXPERTS_ON_CPU in os.environ:
+        try:
+            share_experts_on_cpu()
+        except (ImportError, AttributeError) as error:
+            print(f"vLLM's ranks share no experts on this CPU: {error!r}", file=sys.stderr)
     import_without_collecting(ENGINE_MODULE)
 
 
@@ -49,7 +56,12 @@ if __name__ == "__main__":
         import_without_collecting(ENGINE_MODULE)
         fork_children(begin_child)
         inspect_in_process()
-    for what, publish in (("limits", publish_limits), ("steps", publish_steps)):
+    for what, publish in (
+        ("limits", publish_limits),
+        ("steps", publish_steps),
+        ("lost ranks", end_with_lost_rank),
+        ("ranks without experts", refuse_dense_ranks),
+    ):
         try:
             publish()
         except (ImportError, AttributeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import aiohttp
@@ -47,6 +47,9 @@ _POOL_COUNTERS: Final = {
 }
 """Field of the pool's report -> vLLM's or our metric."""
 _POOL_SECONDS: Final = f"{pool_names.READ_SECONDS}_total"
+_PREFIX: Final = "vllm:prefix_cache_queries_total"
+_PREFIX_HITS: Final = "vllm:prefix_cache_hits_total"
+"""In tokens."""
 _STEPS: Final = "vllm:iteration_tokens_total_count"
 _GENERATED: Final = "vllm:generation_tokens_total"
 _TOKENS: Final = ("vllm:prompt_tokens_total", _GENERATED)
@@ -59,7 +62,7 @@ _WORK: Final = (*_TOTALS, *DECODE_TOKENS)
 _COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, *_TOKENS)
 _WANTED: Final = (
     *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS, STEPPED_AT, LONGEST_STEP),
-    *(*_WORK, _BY_SOURCE, *_COUNTERS),
+    *(*_WORK, _BY_SOURCE, *_COUNTERS, _PREFIX, _PREFIX_HITS),
     *(HOST_USED, HOST_TOKENS, _LOADED, _LOAD_SECONDS, _STORED, _CACHED_BY_SOURCE),
     *(*_POOL_COUNTERS.values(), _POOL_SECONDS, pool_names.PROBLEM),
 )
@@ -95,6 +98,11 @@ class EngineMetrics:
     host_hit_tokens: int | None = None
     pool: KvPoolReport | None = None
     """Without its size; None where the engine has no pool."""
+    prefix_tokens: int | None = None
+    """Prompt tokens that were looked up in the prefix cache."""
+    prefix_hit_tokens: int | None = None
+    ranks: tuple[EngineMetrics, ...] = ()
+    """Of each rank of data parallel, in their order; empty where the engine is one rank."""
 
     def with_counts(self, offload: OffloadReport) -> OffloadReport:
         """Return the report of the host tier with what this scrape knows of it."""
@@ -145,8 +153,28 @@ class EngineMetrics:
 
 
 def parse_engine_metrics(text: str) -> EngineMetrics:
-    """Reads Prometheus text of vLLM; raises ValueError when it is none. Counts of several engines are added up."""
+    """Reads Prometheus text of vLLM; raises ValueError when it is none. Counts of several ranks are added up."""
     samples = _samples(text, _WANTED)
+    count = len({sample.labels.get("engine") for sample in samples.get(_RUNNING, [])})
+    whole = _metrics(samples)
+    if count < 2:
+        return whole
+    ranks = (_metrics(_of_rank(samples, rank)) for rank in range(count))
+    # vLLM says the blocks of all ranks for each of them (0.32: `MPClient._apply_ready_response`).
+    blocks = None if whole.kv_capacity_tokens is None else whole.kv_capacity_tokens // count
+    share = None if blocks is None else blocks // count
+    return replace(
+        whole, kv_capacity_tokens=blocks, ranks=tuple(replace(rank, kv_capacity_tokens=share) for rank in ranks)
+    )
+
+
+def _of_rank(samples: dict[str, list[Sample]], rank: int) -> dict[str, list[Sample]]:
+    own = ((name, [each for each in of if each.labels.get("engine") == str(rank)]) for name, of in samples.items())
+    return {name: of for name, of in own if of}
+
+
+def _metrics(samples: dict[str, list[Sample]]) -> EngineMetrics:
+    """Read samples of a whole engine, or of one of its ranks."""
     tiered = HOST_USED in samples
     usage = next((samples[name] for name in _KV_USAGE if name in samples), [])
     return EngineMetrics(
@@ -174,6 +202,8 @@ def parse_engine_metrics(text: str) -> EngineMetrics:
         external_hit_tokens=_from_source(samples.get(_BY_SOURCE, []), "external_kv_transfer") if tiered else None,
         host_hit_tokens=_from_source(samples.get(_CACHED_BY_SOURCE, []), "host") if tiered else None,
         pool=_pool(samples) if pool_names.PROBLEM in samples else None,
+        prefix_tokens=_total(samples.get(_PREFIX)),
+        prefix_hit_tokens=_total(samples.get(_PREFIX_HITS)),
     )
 
 

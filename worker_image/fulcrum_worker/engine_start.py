@@ -23,6 +23,9 @@ ARGUMENT_MODULES: Final = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints
 """Where `make_arg_parser` is; the newer place first."""
 _ROLES: Final = Path("config") / "kv_transfer.py"
 _CONFIG: Final = Path("config") / "vllm.py"
+_PARALLEL: Final = Path("config") / "parallel.py"
+_NO_CHOICE: Final = "passthrough"
+"""A backend that some kernels bring along; the command line does not take it."""
 _BOTH: Final = "kv_both"
 _FIXED_ROLES: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
@@ -45,6 +48,8 @@ class VllmFacts:
     roles: Roles = Roles.LIVE
     refuses_unlike_kv_dtype: bool = False
     """A start with an explicit bfloat16 KV cache ends where the model computes in another type."""
+    expert_backends: tuple[str, ...] | None = None
+    """What its `--all2all-backend` takes; None: unknown."""
 
 
 def vllm_facts(folder: Path | None = None, *, version: str | None = None) -> VllmFacts:
@@ -53,11 +58,12 @@ def vllm_facts(folder: Path | None = None, *, version: str | None = None) -> Vll
     What cannot be read counts as it is in vLLM 0.32.
     """
     folder = folder or _installed()
-    roles = _source(folder, _ROLES)
+    roles, parallel = _source(folder, _ROLES), _source(folder, _PARALLEL)
     return VllmFacts(
         version=version,
         roles=Roles.LIVE if roles is None or _BOTH in _choices(roles, "KVRole") else Roles.AT_START,
         refuses_unlike_kv_dtype="_reject_mismatched_float_kv_cache" in (_source(folder, _CONFIG) or ""),
+        expert_backends=_expert_backends(parallel) if parallel is not None else None,
     )
 
 
@@ -99,6 +105,10 @@ def _source(folder: Path | None, path: Path) -> str | None:
         return (folder / path).read_text(encoding="utf-8") if folder is not None else None
     except OSError:
         return None
+
+
+def _expert_backends(source: str) -> tuple[str, ...] | None:
+    return tuple(sorted(_choices(source, "All2AllBackend") - {_NO_CHOICE})) or None
 
 
 def _choices(source: str, name: str) -> set[str]:

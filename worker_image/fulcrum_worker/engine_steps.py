@@ -20,17 +20,21 @@ short enough to forget a hiccup."""
 
 
 class EngineSteps:
-    """The steps of one engine. Times are CLOCK_MONOTONIC, which all processes of a machine share."""
+    """The steps of one engine, whose ranks step together: where one hangs, all do.
+
+    Times are CLOCK_MONOTONIC, which all processes of a machine share.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.at = self._window_began_at = clock()
         """When the last step ended that computed something."""
-        self._busy = False
+        self._busy_since: dict[int, float] = {}
+        """End of the last step of each rank that has running requests."""
         self._longest_seconds = self._before_seconds = 0.0
 
-    def ended(self, *, running: int, made_tokens: bool) -> None:
-        """A step has ended, and left so many running requests.
+    def ended(self, *, running: int, made_tokens: bool, rank: int = 0) -> None:
+        """A step of a rank has ended, and left so many running requests.
 
         Without these and without tokens it computed nothing: it looked whether KV has come from a peer.
         """
@@ -41,10 +45,13 @@ class EngineSteps:
                 self._before_seconds = self._longest_seconds if windows < 2 else 0.0
                 self._longest_seconds = 0.0
                 self._window_began_at += windows * _WINDOW_SECONDS
-            if self._busy:
-                self._longest_seconds = max(self._longest_seconds, now - self.at)
+            if rank in self._busy_since:
+                self._longest_seconds = max(self._longest_seconds, now - self._busy_since[rank])
             self.at = now
-        self._busy = running > 0
+        if running:
+            self._busy_since[rank] = now
+        else:
+            self._busy_since.pop(rank, None)
 
     @property
     def longest_seconds(self) -> float:
@@ -63,7 +70,8 @@ def publish_steps() -> None:
 
     def record_and_count(self: Any, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
         if scheduler_stats is not None:
-            steps.ended(running=scheduler_stats.num_running_reqs, made_tokens=iteration_stats is not None)
+            made_tokens, rank = iteration_stats is not None, kwargs.get("engine_idx", 0)
+            steps.ended(running=scheduler_stats.num_running_reqs, made_tokens=made_tokens, rank=rank)
         record(self, scheduler_stats, iteration_stats, *args, **kwargs)
 
     logger.record = record_and_count

@@ -17,6 +17,7 @@ from fulcrum_worker.config import BadConfigError, check_locked_memory, read_conf
 from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand, engine_command
 from fulcrum_worker.engine_process import EngineProcess, digest
+from fulcrum_worker.engine_ranks import lost_rank
 from fulcrum_worker.engine_start import vllm_facts
 from fulcrum_worker.kv.policy import vllm_version
 from fulcrum_worker.memory import may_lock_memory
@@ -45,7 +46,9 @@ async def run_follower(command: EngineCommand) -> int:
         return 0
     stopped.cancel()
     lines = await engine.last_lines()
-    code, what = blamed(EXIT_ENGINE_DIED, f"vLLM ended with code {ended.result()}", lines)
+    lost = lost_rank(lines)
+    what = f"{lost}; " if lost is not None else ""
+    code, what = blamed(EXIT_ENGINE_DIED, f"{what}vLLM ended with code {ended.result()}", lines)
     print(f"{what}.\n{digest(lines)}", file=sys.stderr)
     return code
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fulcrum.api.names import ENV_GROUP_INDEX, ENV_GROUP_LEADER, ENV_WORKER_CONFIG
 from fulcrum.api.worker import WorkerConfig
 from fulcrum_worker.config import BadConfigError
+from fulcrum_worker.readiness import SideChannel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +22,24 @@ class GroupPlace:
     """Host name of the Pod with rank 0."""
 
 
+def gpus(config: WorkerConfig) -> int:
+    """GPUs of the worker; on CPUs, its processes that compute."""
+    return config.tensor_parallel * config.pipeline_parallel * config.data_parallel
+
+
+def local_ranks(config: WorkerConfig) -> int:
+    """Ranks of data parallel that begin on one node; a rank with several nodes is one of each of them."""
+    return max(1, config.data_parallel // config.nodes)
+
+
 def read_place(config: WorkerConfig, environment: Mapping[str, str]) -> GroupPlace | None:
     """Return the place; None for a worker on one node. Raises BadConfigError where the environment does not tell it."""
     if config.nodes == 1:
         return None
-    if config.nodes < 1 or config.tensor_parallel * config.pipeline_parallel % config.nodes:
+    if config.nodes < 1 or gpus(config) % config.nodes:
         raise BadConfigError(
-            f"{ENV_WORKER_CONFIG}: nodes: {config.nodes} do not share tensorParallel * pipelineParallel GPUs evenly"
+            f"{ENV_WORKER_CONFIG}: nodes: {config.nodes} do not share tensorParallel * pipelineParallel * dataParallel "
+            "GPUs evenly"
         )
     rank, leader = environment.get(ENV_GROUP_INDEX, ""), environment.get(ENV_GROUP_LEADER, "")
     if not rank.isdecimal() or int(rank) >= config.nodes:
@@ -37,3 +49,19 @@ def read_place(config: WorkerConfig, environment: Mapping[str, str]) -> GroupPla
     if not leader:
         raise BadConfigError(f"{ENV_GROUP_LEADER}: is not set; a LeaderWorkerSet sets it")
     return GroupPlace(nodes=config.nodes, rank=int(rank), leader=leader)
+
+
+def side_channels(config: WorkerConfig, ip: str, place: GroupPlace | None) -> tuple[SideChannel, ...]:
+    """Return where peers ask each rank of a worker what to pull; `ip` is that of the Pod that leads.
+
+    A rank adds its number to the port. The Pods of a LeaderWorkerSet's group are named after their leader.
+    """
+
+    def host(node: int) -> str:
+        if node == 0 or place is None:
+            return ip
+        name, dot, domain = place.leader.partition(".")
+        return f"{name}-{node}{dot}{domain}"
+
+    ranks = config.data_parallel
+    return tuple((host(rank * config.nodes // ranks), config.ports.nixl + rank) for rank in range(ranks))

@@ -21,6 +21,7 @@ import aiohttp
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 from fulcrum_worker.engine_metrics import DECODE_TOKENS, decode_tokens, metric_totals
+from fulcrum_worker.engine_ranks import HEADER_RANK
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class _Engine:
     session: aiohttp.ClientSession
     url: str
     model: str
+    ranks: int
+    """Each works on as much as the others: ranks step together, so their speed is that of all at work."""
     soft_deadline: float
     deadline: float
     random_ids: random.Random = field(default_factory=random.Random)
@@ -84,7 +87,11 @@ class _Engine:
         return aiohttp.ClientTimeout(total=max(0.05, self.deadline - time.monotonic()))
 
     async def generate(self, *, batch: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Runs one batch to its end. Raises on any failure, and when the time is over."""
+        """Runs one batch on each rank to its end. Raises on any failure, and when the time is over."""
+        shares = (self._generate(rank, batch, prompt_tokens, output_tokens) for rank in range(self.ranks))
+        await asyncio.gather(*shares)
+
+    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int) -> None:
         body = {
             "model": self.model,
             "prompt": [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)],
@@ -93,7 +100,9 @@ class _Engine:
             "ignore_eos": True,
             "stream": True,
         }
-        async with self.session.post(f"{self.url}/v1/completions", json=body, timeout=self.timeout) as response:
+        headers = {HEADER_RANK: str(rank)} if self.ranks > 1 else {}
+        completions = f"{self.url}/v1/completions"
+        async with self.session.post(completions, json=body, headers=headers, timeout=self.timeout) as response:
             response.raise_for_status()
             async for _ in response.content.iter_any():
                 pass
@@ -116,7 +125,8 @@ class _Engine:
         await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_TOKENS + 1)
         while True:  # vLLM books a request's last step just after it has answered
             done = _totals(await self.metrics()) - before
-            if done.prefills >= batch and done.tokens >= batch * _DECODE_TOKENS:
+            requests = batch * self.ranks
+            if done.prefills >= requests and done.tokens >= requests * _DECODE_TOKENS:
                 return done.prefill_seconds / done.prefills, done.decode_seconds / done.tokens
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -172,10 +182,11 @@ async def measure_engine(
     model: str,
     *,
     max_model_len: int | None,
+    ranks: int = 1,
     budget_seconds: float = BUDGET_SECONDS,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> SpeedCoefficients | None:
-    """Fitted speed of an idle engine after about `budget_seconds`.
+    """Fitted speed of an idle engine, of each of its ranks while all work, after about `budget_seconds`.
 
     Where that is too short for a fit (a busy machine), it goes on until one is possible, up to `patience_seconds`;
     None only after that, or when the engine refuses.
@@ -185,6 +196,7 @@ async def measure_engine(
         session=session,
         url=engine_url,
         model=model,
+        ranks=ranks,
         soft_deadline=started + budget_seconds,
         deadline=started + patience_seconds,
     )

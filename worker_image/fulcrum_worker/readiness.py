@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import aiohttp
@@ -11,6 +12,9 @@ import msgspec
 _PROBE_TIMEOUT_SECONDS: Final = 2.0
 _GET_META_MSG: Final = b"get_meta_msg"
 """What a NIXL peer asks first (vLLM 0.32.0, NixlConnector protocol 14): (message, pipeline rank, tensor rank)."""
+
+SideChannel = tuple[str, int]
+"""Host and port."""
 
 
 async def engine_answers(session: aiohttp.ClientSession, engine_url: str) -> bool:
@@ -45,11 +49,17 @@ async def side_channel_answers(host: str, port: int) -> bool:
 
 
 async def not_ready_reason(
-    session: aiohttp.ClientSession, engine_url: str, side_channel: tuple[str, int] | None
+    session: aiohttp.ClientSession, engine_url: str, side_channels: Sequence[SideChannel] = ()
 ) -> str | None:
-    """None when the engine can serve and be pulled from; else what is missing. No `side_channel`: none pulls."""
+    """None when the engine can serve and be pulled from; else what is missing.
+
+    `side_channels` are those of its ranks in their order; none: nothing is pulled from it.
+    """
     if not await engine_answers(session, engine_url):
         return "the engine does not answer on /health"
-    if side_channel is not None and not await side_channel_answers(*side_channel):
-        return f"the NIXL side channel does not answer on {side_channel[0]}:{side_channel[1]}"
+    answers = await asyncio.gather(*(side_channel_answers(*channel) for channel in side_channels))
+    for rank, (channel, answered) in enumerate(zip(side_channels, answers, strict=True)):
+        if not answered:
+            whose = f" of rank {rank}" if len(side_channels) > 1 else ""
+            return f"the NIXL side channel{whose} does not answer on {channel[0]}:{channel[1]}"
     return None

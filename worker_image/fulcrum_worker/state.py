@@ -15,7 +15,8 @@ from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, Sta
 from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
 from fulcrum_worker.engine_start import Roles
 from fulcrum_worker.kv.events import KvEvents
-from fulcrum_worker.readiness import not_ready_reason
+from fulcrum_worker.rank_reports import rank_reports
+from fulcrum_worker.readiness import SideChannel, not_ready_reason
 from fulcrum_worker.roles import WorkerRole
 
 SCRAPE_TIMEOUT_SECONDS = 2.0
@@ -30,10 +31,8 @@ class WorkerState:
 
     session: aiohttp.ClientSession
     engine_url: str
-    side_channel: tuple[str, int] | None = None
-    """Where peers ask what to pull; None: the engine exchanges no KV."""
-    host: str = ""
-    """Address of the Pod."""
+    side_channels: tuple[SideChannel, ...] = ()
+    """Where peers ask each rank what to pull; empty: the engine exchanges no KV."""
     role: WorkerRole
     pod_name: str = ""
     """Empty: callers cannot check that an answer comes from the Pod that was meant."""
@@ -105,7 +104,7 @@ class WorkerState:
             return f"the engine is starting: {self.stage}"
         probed_at, reason = self._probed
         if time.monotonic() - probed_at > _PROBE_FRESH_SECONDS:
-            reason = await not_ready_reason(self.session, self.engine_url, self.side_channel)
+            reason = await not_ready_reason(self.session, self.engine_url, self.side_channels)
             self._probed = (time.monotonic(), reason)
         return reason
 
@@ -136,4 +135,5 @@ class WorkerState:
             stage=self.stage,
             flips_restart=self.roles is Roles.AT_START,
             residency=self.kv_events.residency() if self.kv_events is not None else None,
+            ranks=rank_reports(metrics.ranks),
         )

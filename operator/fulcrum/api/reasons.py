@@ -34,6 +34,7 @@ class Reason(StrEnum):
     TEMPLATE_REFUSED = "TemplateRefused"
     ENGINE_REFUSED = "EngineRefused"
     LEADER_WORKER_SET_MISSING = "LeaderWorkerSetMissing"
+    GANG_SCHEDULER_MISSING = "GangSchedulerMissing"
     RECONCILE_FAILED = "ReconcileFailed"
     PLAN_FAILED = "PlanFailed"
     IMAGE_PULL_FAILED = "ImagePullFailed"

@@ -40,7 +40,9 @@ from fulcrum.api.engine_types import (
 )
 from fulcrum.api.gateway_types import Gateway, GatewayAuth
 from fulcrum.api.names import API_VERSION, KIND
-from fulcrum.api.pool_types import Parallelism, Pool, PoolAdmits, WorkerCount
+from fulcrum.api.parallelism import Parallelism
+from fulcrum.api.pool_types import Pool, PoolAdmits, WorkerCount
+from fulcrum.api.scheduling_types import Gang, Scheduling
 from fulcrum.api.serving_types import (
     Admission,
     AdmissionPolicy,
@@ -96,6 +98,7 @@ __all__ = [
     "Forecast",
     "ForecastMethod",
     "ForecastStatus",
+    "Gang",
     "Gateway",
     "GatewayAuth",
     "Image",
@@ -134,6 +137,7 @@ __all__ = [
     "RoleCounts",
     "Rollout",
     "ScaleDown",
+    "Scheduling",
     "Slo",
     "SlowWorker",
     "Transfer",
@@ -177,6 +181,9 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     engine: Annotated[Engine, Meta(description="The inference engine (vLLM) of every worker.")] = Engine()
     balance: Annotated[Balance, Meta(description="How roles and worker counts are decided.")] = Balance()
     admission: Annotated[Admission, Meta(description="Early rejection and QoS classes.")] = Admission()
+    scheduling: Annotated[
+        Scheduling, Meta(description="How all Pods of a worker on several nodes are placed at once.")
+    ] = Scheduling()
     gateway: Annotated[Gateway, Meta(description="The OpenAI-compatible endpoint.")] = Gateway()
     metrics: Annotated[Metrics, Meta(description="Where load history comes from.")] = Metrics()
 
@@ -243,9 +250,14 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
         ),
         rule(
             "!has(self.engine.kvCache.offload) || self.pools.all(p, !has(p.gpu.perNode) ||"
-            " p.parallelism.tensor * p.parallelism.pipeline <= p.gpu.perNode)",
+            " p.parallelism.tensor * p.parallelism.pipeline * p.parallelism.data <= p.gpu.perNode)",
             "engine.kvCache.offload: a worker on several nodes would keep in the leader's host memory only the KV of "
             "the leader's own GPUs, and restore wrong KV; remove offload, or let each worker fit on one node",
+        ),
+        rule(
+            "!has(self.engine.kvCache.offload) || self.pools.all(p, p.parallelism.data == 1)",
+            "engine.kvCache.offload: each rank of a worker with parallelism.data would take all of hostMemory; remove "
+            "offload, or use data 1",
         ),
         rule(
             "self.pools.all(p, p.workers.max == 0 || 'decode' in p.roles || 'mixed' in p.roles || self.pools.exists(q,"

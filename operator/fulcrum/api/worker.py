@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.api.ports import USUAL_PORTS, Ports
 
 ENGINE_KV_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
@@ -49,7 +50,7 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     block_size: int | None = None
     """Tokens per KV block; None: what vLLM chooses for the attention backend."""
     memory_bytes: int | None = None
-    """KV cache size in bytes; None takes what the accelerator has left (on a CPU: 1 GiB)."""
+    """KV cache of the whole worker in bytes; None takes what the accelerators have left (on a CPU: 1 GiB)."""
     offload: OffloadConfig | None = None
     """None: KV that leaves the cache is gone."""
 
@@ -79,6 +80,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_model_len: int | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    data_parallel: int = 1
+    """Ranks of the whole worker, each with `tensor_parallel * pipeline_parallel` GPUs."""
+    expert_parallel: bool = False
+    all2all_backend: str | None = None
+    """How tokens travel to the experts of other ranks; None leaves the choice to vLLM."""
     nodes: int = 1
     """Pods, each on a node of its own, that share the worker's GPUs evenly."""
     kv_cache: KvCacheConfig = KvCacheConfig()
@@ -105,6 +111,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     start_timeout_seconds: float = 1800.0
     drain_timeout_seconds: float = 120.0
     measure_at_start: bool = True
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the worker; on CPUs, its processes that compute."""
+        return gpus_of(tensor=self.tensor_parallel, pipeline=self.pipeline_parallel, data=self.data_parallel)
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of data parallel that begin on one node; a rank with several nodes is one of each of them."""
+        return max(1, self.data_parallel // self.nodes)
 
     @property
     def longest_start_seconds(self) -> float:
@@ -271,8 +287,39 @@ class Stage(StrEnum):
     READY = "ready"
 
 
+class RankReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One rank of a worker with data parallelism: it has its own requests, KV cache and prefix cache.
+
+    `X-data-parallel-rank` sends a request to it. None is unknown; counters begin again at 0 with the engine.
+    """
+
+    rank: int
+    """From 0 to the worker's ranks less one: vLLM's label `engine`."""
+    running: int | None = None
+    """Requests in its batch."""
+    waiting: int | None = None
+    queued_prompt_tokens: int | None = None
+    kv_usage: float | None = None
+    """Fraction of its KV blocks in use, 0 to 1."""
+    kv_held_for_peers: float | None = None
+    """Fraction of its KV blocks held for a decode engine that has not pulled them yet, 0 to 1."""
+    kv_capacity_tokens: int | None = None
+    prefix_tokens: int | None = None
+    """Prompt tokens that were looked up in its prefix cache."""
+    prefix_hit_tokens: int | None = None
+    """Of these, tokens that were there."""
+    work: WorkCounters | None = None
+    transfers: TransferCounters | None = None
+    steps: int | None = None
+    """Engine steps that made tokens; steps beside other ranks without requests of its own are none."""
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
+    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero.
+
+    Of a worker with ranks (`ranks`), requests, counters and KV capacity are those of all ranks together, and KV usage
+    is their mean. `speed`, `max_batch` and `max_batched_tokens` are those of each rank while all ranks work.
+    """
 
     role: Role
     role_epoch: int
@@ -309,6 +356,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """This vLLM has no role for both sides of KV transfers: another role starts the engine again."""
     stage: str | None = None
     """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
+    ranks: tuple[RankReport, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Ascending by rank. The field is absent where the worker is one rank, or its agent older than ranks."""
 
     @property
     def idle(self) -> bool:

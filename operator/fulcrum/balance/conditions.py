@@ -162,6 +162,8 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
         notes.append("Flips start engines again: this vLLM gives each engine one side of KV transfers.")
     if on_nodes := [pool.name for pool in snapshot.spec.pools if pool.on_host_network and pool.workers.max > 0]:
         notes.append(f"NetworkPolicies do not hold for pool {names_of(on_nodes)}, because of rdma.hostNetwork.")
+    if snapshot.scheduling_note:
+        notes.append(snapshot.scheduling_note)
     if slow := slow_transfers(snapshot.spec, snapshot.status, snapshot.measurements, workers):
         said = said or Reason.KV_TRANSFER_SLOW
         notes.append(slow)

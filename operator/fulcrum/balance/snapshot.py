@@ -242,6 +242,8 @@ class Snapshot:
     """What is wrong with the ConfigMap that `spec.model.config` names: field, fault and fix."""
     profile_problems: tuple[str, ...] = ()
     """What is wrong with profiles that `spec.pools[].profile` names: field, fault and fix of each."""
+    scheduling_note: str = ""
+    """What there is to know of how the Pods of workers on several nodes are placed; empty: nothing."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Pools whose workers may not be made, and why; workers that are there are left as they are."""
 

@@ -32,6 +32,9 @@ class MoeConfig:
     """Summed width of the experts that every token uses."""
     dense_layers: int = 0
     """Layers that have one plain feed-forward part of width `ModelConfig.intermediate` instead."""
+    imbalance: float = 1.0
+    """Tokens of the busiest GPU over the mean, beyond chance, where GPUs hold whole experts: 1.0 where routing is even
+    or EPLB evens it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fulcrum.api.parallelism import PLAIN_BACKEND
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.accelerators import Accelerator
 from fulcrum.capacity.decode_curve import fitted_curve
 from fulcrum.capacity.engine import MEMORY_UTILIZATION, EngineShape
+from fulcrum.capacity.experts import Exchange, busiest_reads, busiest_tokens, touched_share
 from fulcrum.capacity.kv import Link, kv_bytes_per_token_and_layer, kv_capacity_tokens, transfer_cost
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.nonnegative import fit_relative
@@ -56,8 +58,15 @@ class Efficiency:
     """Sampling and bookkeeping of one request in a step."""
     all_reduce_seconds: float = 4e-6
     """Latency of one all-reduce inside a machine, per doubling of the group."""
-    network_seconds: float = 25e-6
-    """Latency that an all-reduce over machines, or a hop between pipeline stages, adds."""
+    exchange_seconds: float = 15e-6
+    """Latency of one all-to-all between ranks that share experts, inside a machine."""
+    exchange_network_seconds: float = 10e-6
+    """What it takes longer over machines: with the share below, what DeepEP measured on 2 to 8 of them within 3 %."""
+    exchange_bandwidth: float = 0.86
+    """Share of a link's rate in these: 43 of 50 GB/s in DeepEP's own measurements (README), on H800 with 400 Gb/s."""
+    network_seconds: float = 54e-6
+    """Latency that an all-reduce over machines, or a hop between pipeline stages, adds. Fitted to rows of two machines
+    by `benchmarks/capacity_groups.py`."""
 
 
 GRAPHS: Final = Efficiency()
@@ -149,28 +158,33 @@ class Roofline:
         shape, model, spent = self.shape, self.shape.model, self.efficiency
         gpu = shape.accelerator
         rate = gpu.memory_bytes_per_second * spent.weight_bandwidth
-        read_bytes, routing, experts = model.weight_bytes(shape.weights), 0.0, 0.0
+        read_bytes, routing, experts, busiest = model.weight_bytes(shape.weights), 0.0, 0.0, 1.0
         if model.tied_embeddings is False:
             read_bytes -= model.head_parameters * Precision.BF16.bytes  # a look-up reads rows, not the table
         if (moe := model.moe) is not None:
-            # Chosen at random, an expert stays untouched by all tokens with (1 - k/E)^tokens.
-            touched = 1 - (1 - moe.active_experts / moe.experts) ** tokens
+            touched, gpus = touched_share(moe, tokens * shape.data), shape.expert_gpus
             expert_bytes = model.expert_parameters * shape.weights.bytes
             read_bytes -= expert_bytes
             sparse_layers = model.layers - moe.dense_layers
             routing = sparse_layers * moe.active_experts * spent.routing_seconds
-            experts = touched * sparse_layers * moe.experts * spent.expert_seconds
-            experts += touched * expert_bytes / (shape.tensor * min(rate, gpu.expert_bytes_per_second or rate))
+            tiles = float(moe.experts)
+            if shape.experts:
+                touched *= busiest_reads(moe, tokens * shape.data, gpus)
+                busiest = busiest_tokens(moe, tokens * shape.data, gpus)
+                tiles /= gpus
+            experts = touched * sparse_layers * tiles * spent.expert_seconds
+            experts += touched * expert_bytes / (gpus * min(rate, gpu.expert_bytes_per_second or rate))
         reading = read_bytes / (shape.tensor * rate) + experts
         flops = (
-            2 * (model.dense_parameters + model.active_expert_parameters) * tokens + 2 * model.head_parameters * heads
+            2 * (model.dense_parameters + busiest * model.active_expert_parameters) * tokens
+            + 2 * model.head_parameters * heads
         )
         share = spent.bf16_flops if shape.compute_flops == gpu.bf16_flops else spent.fp8_flops
         if moe is not None:
             share *= spent.expert_flops
         computing = flops / (shape.tensor * shape.compute_flops * share)
         launching = spent.step_seconds + model.layers * spent.layer_seconds + routing + heads * spent.request_seconds
-        busy = max(reading, computing) + launching + self._all_reduces_seconds(tokens)
+        busy = max(reading, computing) + launching + self._all_reduces_seconds(tokens) + self._exchange_seconds(tokens)
         return max(busy, model.layers * spent.host_layer_seconds)
 
     def _attention_seconds(self, pairs: float, windowed_pairs: float) -> float:
@@ -185,7 +199,10 @@ class Roofline:
         return sum(length * min(length / 2, window) for length in lengths)
 
     def _all_reduces_seconds(self, tokens: float) -> float:
-        """Two all-reduces of the hidden states per layer: a ring inside the machine, one more over machines."""
+        """Two all-reduces of the hidden states per layer: a ring inside the machine, one more over machines.
+
+        Where ranks share experts, all-to-alls stand for the second one of layers that have them.
+        """
         shape, model, spent = self.shape, self.shape.model, self.efficiency
         if shape.tensor == 1:
             return 0.0
@@ -201,7 +218,24 @@ class Roofline:
             share = volume / inside  # each GPU of a machine reduces its part with its peers
             seconds += spent.network_seconds
             seconds += 2 * (machines - 1) / machines * share / (gpu.network_bytes_per_second * spent.link_bandwidth)
-        return 2 * model.layers * seconds
+        shared = model.layers - model.moe.dense_layers if model.moe is not None and shape.data > 1 else 0
+        return (2 * model.layers - shared) * seconds
+
+    def _exchange_seconds(self, tokens: float) -> float:
+        """What tokens of a rank take to their experts and back, in all layers that have some."""
+        shape, spent, moe = self.shape, self.efficiency, self.shape.model.moe
+        if moe is None or shape.data == 1:
+            return 0.0
+        exchange = Exchange(accelerator=shape.accelerator, gpus=shape.expert_gpus, backend=shape.expert_backend)
+        seconds = exchange.seconds(
+            moe,
+            tokens=tokens / shape.tensor,  # each GPU of a rank sends its part
+            hidden=shape.model.hidden,
+            sent=shape.weights if shape.weights is Precision.FP8 else Precision.BF16,
+            bandwidth=spent.exchange_bandwidth,
+            latency_seconds=spent.exchange_seconds + (spent.exchange_network_seconds if exchange.machines > 1 else 0.0),
+        )
+        return (shape.model.layers - moe.dense_layers) * seconds
 
     def _hops_seconds(self, tokens: float) -> float:
         """Hidden states from stage to stage, over the network when the stages do not fit into one machine."""
@@ -209,7 +243,7 @@ class Roofline:
         if shape.pipeline == 1:
             return 0.0
         gpu = shape.accelerator
-        one_machine = shape.tensor * shape.pipeline <= gpu.per_machine
+        one_machine = shape.rank_gpus <= gpu.per_machine
         rate = gpu.local_bytes_per_second if one_machine else gpu.network_bytes_per_second
         volume = tokens * shape.model.hidden * Precision.BF16.bytes / shape.tensor
         return (shape.pipeline - 1) * (spent.network_seconds + volume / (rate * spent.link_bandwidth))
@@ -221,6 +255,9 @@ def worker_speed(
     *,
     tensor: int = 1,
     pipeline: int = 1,
+    data: int = 1,
+    experts: bool = False,
+    expert_backend: str = PLAIN_BACKEND,
     weights: Precision | None = None,
     kv: Precision = Precision.FP8,
     link: Link = Link.NETWORK,
@@ -244,6 +281,9 @@ def worker_speed(
         accelerator=accelerator,
         tensor=tensor,
         pipeline=pipeline,
+        data=data,
+        experts=experts,
+        expert_backend=expert_backend,
         weights=weights or model.weights,
         kv=kv,
         max_batch=max_batch,
@@ -265,6 +305,7 @@ def shape_speed(
     return WorkerSpeed(
         coefficients=Roofline(shape=shape, efficiency=efficiency).coefficients(),
         kv_capacity_tokens=kv_capacity_tokens(shape, kv_memory_bytes=kv_memory_bytes),
+        ranks=shape.data,
         max_batch=shape.max_batch,
         max_batched_tokens=shape.max_batched_tokens,
         transfer_base_seconds=transfer.base_seconds,

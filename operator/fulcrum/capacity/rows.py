@@ -63,6 +63,11 @@ def _usable(count: float, first: float, second: float, seconds: float) -> bool:
     return count > 0 and seconds > 0 and first > 0 and second >= 0 and math.isfinite(first + second + seconds)
 
 
+def ranks_of(report: LoadReport) -> int:
+    """Return the data-parallel ranks of the worker that reports; an agent that knows none has one."""
+    return len(report.ranks or ()) or 1
+
+
 def rows_between(
     before: LoadReport, after: LoadReport, *, seconds: float, isl_cv2: float = 1.0
 ) -> tuple[PrefillRow | None, DecodeRow | None]:
@@ -73,7 +78,8 @@ def rows_between(
     worker was busy all the time then, with these prompts; of a mixed one nothing can be said. Tokens between which
     prompts were prefilled took longer than a decode step. A prompt whose KV a peer has computed counts as prefilled in
     no more than a step (vLLM 0.32.0), so decode workers say nothing about prefill, and it hardly stretches the steps of
-    others. Squares of lengths follow from `isl_cv2`; contexts from the KV usage.
+    others. Squares of lengths follow from `isl_cv2`; contexts from the KV usage. Ranks of data parallel are as many
+    engines: what all of them did together is that of one on average.
     """
     if before.work is None or after.work is None or seconds <= 0:
         return None, None
@@ -85,17 +91,17 @@ def rows_between(
     decode_seconds = after.work.decode_seconds - before.work.decode_seconds
     if min(prompts, tokens, prefill_seconds, steps, decode_seconds) < 0:
         return None, None  # the engine started again in between
-    prefill = None
+    prefill, ranks = None, ranks_of(after)
     here = _one_prefilling_role(before, after) and (
         steps == 0 or prefill_seconds * steps > _PULLED_STEPS * decode_seconds * prompts
     )
     if after.role is Role.PREFILL:
-        prefill_seconds = min(prefill_seconds, seconds)
-    if here and prompts > 0 and tokens > 0 and 0 < prefill_seconds <= seconds:
+        prefill_seconds = min(prefill_seconds, ranks * seconds)
+    if here and prompts > 0 and tokens > 0 and 0 < prefill_seconds <= ranks * seconds:
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
     decode = None
-    if _computed_nothing(before.work, after.work) or prefill_seconds <= _MOST_PREFILL_SHARE * seconds:
+    if _computed_nothing(before.work, after.work) or prefill_seconds <= _MOST_PREFILL_SHARE * ranks * seconds:
         decode = decode_row(before, after, seconds=seconds)
     return prefill, decode
 
@@ -121,17 +127,19 @@ def decode_row(before: LoadReport, after: LoadReport, *, seconds: float) -> Deco
     if not at_work or after.kv_capacity_tokens is None:
         return None
     # Every token of a step takes the whole step, so the seconds between tokens add up to batch * time.
-    batch = max(1.0, decode_seconds / seconds)
+    ranks = ranks_of(after)
+    at_once = decode_seconds / seconds / ranks
+    batch = max(1.0, at_once)
     context_share = sum(report.kv_usage or 0.0 for report in at_work) / len(at_work)
     if not (before.running and after.running):
         if steps < _LEAST_TOKENS:
             return None
         # Idle at times. A request that comes by chance finds as many as there are on average, and makes it one more
         # (Poisson arrivals see time averages).
-        batch = min(1.0 + decode_seconds / seconds, float(after.max_batch or math.inf))
-        context_share *= batch / sum(report.running or 0 for report in at_work)
+        batch = min(1.0 + at_once, float(after.max_batch or math.inf))
+        context_share *= batch * ranks / sum(report.running or 0 for report in at_work)
     return DecodeRow(
         batch=batch,
-        context_tokens=context_share * after.kv_capacity_tokens,
+        context_tokens=context_share * after.kv_capacity_tokens / ranks,
         seconds_per_step=decode_seconds / steps,
     )

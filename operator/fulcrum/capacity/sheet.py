@@ -47,12 +47,15 @@ class TransferLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What `fulcrum capacity` shows. Seconds, bytes, tokens."""
+    """What `fulcrum capacity` shows. Seconds, bytes, tokens; of a worker with several ranks, those of one of them."""
 
     model: str
     accelerator: str
     tensor: int
     pipeline: int
+    data: int
+    experts: bool
+    gpus: int
     weights: str
     kv: str
     parameters: int
@@ -108,6 +111,9 @@ def sheet(
         accelerator=shape.accelerator.name,
         tensor=shape.tensor,
         pipeline=shape.pipeline,
+        data=shape.data,
+        experts=shape.experts,
+        gpus=shape.gpus,
         weights=shape.weights.value,
         kv=shape.kv.value,
         parameters=shape.model.parameters,

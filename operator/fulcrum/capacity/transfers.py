@@ -51,6 +51,8 @@ def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | No
         accelerator=pool.accelerator,
         tensor_parallel=pool.parallelism.tensor,
         pipeline_parallel=pool.parallelism.pipeline,
+        data_parallel=pool.parallelism.data,
+        expert_parallel=pool.parallelism.experts,
         kv_cache=KvCacheConfig(block_size=spec.engine.kv_cache.block_size),
         attention_backend=attention_backend(spec, pool, kind=known.attention, fp8=kv is Precision.FP8),
         rdma=pool.rdma is not None,
@@ -68,6 +70,8 @@ def worker_transfer(config: WorkerConfig, model: ModelFacts, *, kv: Precision) -
             accelerator=accelerator(config.accelerator),
             tensor=config.tensor_parallel,
             pipeline=config.pipeline_parallel,
+            data=config.data_parallel,
+            experts=config.expert_parallel,
             kv=kv,
         )
     except (UnknownAcceleratorError, EngineShapeError):

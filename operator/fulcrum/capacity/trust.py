@@ -11,6 +11,7 @@ import msgspec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.decode_curve import curve_problem
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
+from fulcrum.capacity.rows import ranks_of
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 
 _TYPICAL_TOKENS: Final = 1024.0
@@ -23,10 +24,12 @@ def measured_speed(
     """What a worker's agent reports; None until it has measured its engine, or while the size of its cache is unknown.
 
     `prior` (profile or roofline) gives what an agent cannot know: the cost of transfers; without one it is `transfer`.
+    Of a worker with several ranks the speed is that of one of them.
     """
     if report.speed is None:
         return None
-    room = report.kv_capacity_tokens or (prior.kv_capacity_tokens if prior else None)
+    ranks = ranks_of(report)
+    room = (report.kv_capacity_tokens or 0) // ranks or (prior.kv_capacity_tokens if prior else None)
     if room is None:
         return None
     measured = report.speed
@@ -37,6 +40,7 @@ def measured_speed(
         base,
         coefficients=measured,
         kv_capacity_tokens=room,
+        ranks=ranks,
         max_batch=report.max_batch or base.max_batch,
         max_batched_tokens=report.max_batched_tokens or base.max_batched_tokens,
         source=SpeedSource.MEASURED,

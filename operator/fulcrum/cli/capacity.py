@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from fulcrum.api.parallelism import EXPERT_BACKENDS
 
 if TYPE_CHECKING:
     from fulcrum.capacity.model import ModelConfig
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from fulcrum.capacity.profile import Profile
     from fulcrum.capacity.sheet import Sheet
 
+BACKENDS: Final = tuple(each.name for each in EXPERT_BACKENDS)
 FORMATS: Final = ("auto", "bf16", "fp8", "fp4", "int4")
 
 
@@ -22,6 +26,22 @@ FORMATS: Final = ("auto", "bf16", "fp8", "fp4", "int4")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="The config.json of an unknown model.")
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallelism.")
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--dp", "data", type=click.IntRange(min=1), default=1, show_default=True, help="Data parallel ranks.")
+@click.option("--ep", "experts", is_flag=True, help="Expert parallelism; always with more than one rank.")
+@click.option(
+    "--expert-backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="How tokens travel to the experts of other ranks.",
+)
+@click.option(
+    "--imbalance",
+    type=click.FloatRange(min=1.0),
+    default=1.0,
+    show_default=True,
+    help="Tokens of the busiest GPU over the mean, beyond chance; 1: even, or balanced by EPLB.",
+)
 @click.option(
     "--dtype", type=click.Choice(FORMATS), default="auto", show_default=True, help="Weights; auto is as published."
 )
@@ -74,6 +94,7 @@ def command(
     Examples:
       fulcrum capacity --model meta-llama/Llama-3.1-70B-Instruct --accelerator H100-SXM-80GB --tp 4
       fulcrum capacity --model Qwen/Qwen3-32B --accelerator L40S --tp 4 --dtype fp8 --isl 3000 --osl 150 --tpot 30ms
+      fulcrum capacity --model deepseek-ai/DeepSeek-R1 --accelerator H200 --dp 16 --expert-backend deepep_low_latency
       fulcrum capacity --model own --config ./config.json --accelerator H200 --json | jq .coefficients
       fulcrum capacity --export chat -n serving --pool h100 > profile.json
     """
@@ -98,6 +119,10 @@ def _estimate(
     config: Path | None,
     tensor: int,
     pipeline: int,
+    data: int,
+    experts: bool,
+    expert_backend: str,
+    imbalance: float,
     dtype: str,
     kv_dtype: str,
     kv_memory: str | None,
@@ -122,12 +147,17 @@ def _estimate(
 
     try:
         known = model_config(model, config)
+        if known.moe is not None:
+            known = replace(known, moe=replace(known.moe, imbalance=imbalance))
         kv, why = _kv_cache(kv_dtype, model, accelerator, config)
         shape = EngineShape(
             model=known,
             accelerator=accelerator_of(accelerator),
             tensor=tensor,
             pipeline=pipeline,
+            data=data,
+            experts=experts or data > 1,
+            expert_backend=expert_backend,
             weights=known.weights if dtype == "auto" else Precision(dtype),
             kv=kv,
         )
@@ -220,8 +250,13 @@ def _show(shown: Sheet, kv_why: str) -> None:
 
     # In a pipe nothing is cut off.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    gpus = f"{shown.tensor * shown.pipeline} x {shown.accelerator} (tp {shown.tensor}, pp {shown.pipeline})"
+    ranks = f", dp {shown.data}" * (shown.data > 1) + ", ep" * shown.experts
+    gpus = f"{shown.gpus} x {shown.accelerator} (tp {shown.tensor}, pp {shown.pipeline}{ranks})"
     console.print(f"{shown.model} on {gpus}, weights {shown.weights}, KV {shown.kv}", markup=False, soft_wrap=True)
+    if shown.data > 1:
+        console.print(
+            f"Times, batch and rates are those of one of the {shown.data} ranks; the others have as much to do."
+        )
     if kv_why:
         console.print(f"{kv_why}.", markup=False, soft_wrap=True)
     console.print()

@@ -11,6 +11,7 @@ from typing import Final
 
 from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import (
+    ANNOTATION_POD_GROUP,
     ANNOTATION_REPLACES,
     ANNOTATION_RESTART,
     ANNOTATION_ROLE_EPOCH,
@@ -19,13 +20,13 @@ from fulcrum.api.names import (
     Role,
     leader_name,
 )
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import Gang, InferenceClusterSpec, Pool
 from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, worker_revision
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
-from fulcrum.controller.children.worker_group import worker_group
+from fulcrum.controller.children.worker_group import pod_group, worker_group
 from fulcrum.controller.installation import Installation
-from fulcrum.controller.kube import LEADER_WORKER_SET, POD, ApiFailure, Kube, StopTickError
+from fulcrum.controller.kube import LEADER_WORKER_SET, POD, POD_GROUP, ApiFailure, Kube, StopTickError
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
 
@@ -72,12 +73,14 @@ class Applier:
         kv_dtype: KvCacheDtype | None = None,
         model: ModelFacts | None = None,
         avoided_nodes: Iterable[str] = (),
+        gang: Gang = Gang.OFF,
         token_fingerprint: str | None,
     ) -> None:
         """`images` is what the workers of each (pool, revision) run; `kv_dtype`, `model`, `avoided_nodes` and
         `token_fingerprint` as in `worker_pod`.
 
-        `groups` are the LeaderWorkerSets of workers on several nodes, `followers` their Pods beside the leaders.
+        `groups` are the LeaderWorkerSets of workers on several nodes, `followers` their Pods beside the leaders; `gang`
+        is what places all Pods of a new one at once.
         """
         self._kube = kube
         self._metrics = metrics
@@ -91,6 +94,7 @@ class Applier:
         self._kv_dtype = kv_dtype
         self._model = model
         self._avoided_nodes = tuple(avoided_nodes)
+        self._gang = gang
         self._token_fingerprint = token_fingerprint
         self._turns = asyncio.Semaphore(WRITES_AT_ONCE)
 
@@ -179,7 +183,12 @@ class Applier:
 
     async def _create(self, name: str, pod: Manifest, pool: Pool) -> str | None:
         if pool.nodes > 1:
-            created = await self._kube.create(LEADER_WORKER_SET, worker_group(pod, pool))
+            queue = self._spec.scheduling.queue
+            if self._gang is Gang.VOLCANO:
+                # First, because Pods of a group that is not there wait for it.
+                await self._kube.create(POD_GROUP, pod_group(pod, pool, queue=queue))
+            group = worker_group(pod, pool, gang=self._gang, queue=queue)
+            created = await self._kube.create(LEADER_WORKER_SET, group)
             if created is None:  # not one of ours, which are all known
                 self._taken_names.add(name)
             return _uid(created)
@@ -193,6 +202,8 @@ class Applier:
         namespace, group = self._owner.namespace, self._groups.get(action.name)
         if group is not None:
             await self._kube.delete(LEADER_WORKER_SET, namespace, group["name"], uid=group["uid"])
+            if (together := (group.get("annotations") or {}).get(ANNOTATION_POD_GROUP)) is not None:
+                await self._kube.delete(POD_GROUP, namespace, together, uid=None)
         if group is None or (action.force and action.uid != group["uid"]):
             grace_seconds = 0 if action.force else None
             await self._kube.delete(POD, namespace, action.name, uid=action.uid, grace_seconds=grace_seconds)

@@ -20,6 +20,7 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import EXIT_DEVICE_FAILED
 from fulcrum.balance import Refusal
 from fulcrum.controller.children import Manifest
+from fulcrum.controller.gang_schedulers import groups
 
 
 def worker_pods(pods: Iterable[Manifest], groups: Iterable[Manifest]) -> Iterator[Manifest]:
@@ -116,4 +117,4 @@ def groups_missing(spec: InferenceClusterSpec) -> dict[str, Refusal]:
         "release, or set gpu.perNode so that a worker fits on one node."
     )
     refusal = Refusal(message=message, reason=Reason.LEADER_WORKER_SET_MISSING)
-    return {pool.name: refusal for pool in spec.pools if pool.nodes > 1 and pool.workers.max > 0}
+    return {pool.name: refusal for pool in groups(spec)}

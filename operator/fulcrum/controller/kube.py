@@ -36,6 +36,7 @@ CONFIG_MAP: Final = Resource(api_version="v1", kind="ConfigMap", plural="configm
 LEADER_WORKER_SET: Final = Resource(
     api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet", plural="leaderworkersets"
 )
+POD_GROUP: Final = Resource(api_version="scheduling.volcano.sh/v1beta1", kind="PodGroup", plural="podgroups")
 LEASE: Final = Resource(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 
 CHILD_RESOURCES: Final = {

@@ -14,7 +14,7 @@ from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import SHORT_NAME, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceCluster
+from fulcrum.api.types import Gang, InferenceCluster
 from fulcrum.balance import (
     Action,
     BalancePlan,
@@ -37,6 +37,7 @@ from fulcrum.controller.child_sync import NameTakenError
 from fulcrum.controller.children import Manifest, Owner, refused_templates
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.config_maps import READ_SECONDS
+from fulcrum.controller.gang_schedulers import GangSchedulers, scheduling_note
 from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
@@ -99,6 +100,7 @@ class Reconciler:
         self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
         self._profiles = Profiles(kube)
         self._model_configs = ModelConfigs(kube)
+        self._gangs = GangSchedulers(kube, resync_seconds=TUNING.resync_seconds)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
@@ -159,11 +161,13 @@ class Reconciler:
         lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
         lost = with_leaders(lost, observed.pods, observed.followers)
         token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
-        profiles, model = await asyncio.gather(
-            self._profiles.of(key[0], cluster.spec), self._model_configs.of(key[0], cluster.spec)
+        profiles, model, gang = await asyncio.gather(
+            self._profiles.of(key[0], cluster.spec),
+            self._model_configs.of(key[0], cluster.spec),
+            self._gangs.chosen(cluster.spec),
         )
         tick = await self._decide(
-            key, observed, cluster, memory, lost=lost, token=token, profiles=profiles, model=model
+            key, observed, cluster, memory, lost=lost, token=token, profiles=profiles, model=model, gang=gang
         )
         after_seconds = await self._apply(tick)
         # A cluster at rest is looked at rarely, and this one may wait for its config.json.
@@ -196,6 +200,7 @@ class Reconciler:
         token: Token,
         profiles: PoolProfiles,
         model: ServedModel,
+        gang: Gang,
     ) -> Tick:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
@@ -208,7 +213,8 @@ class Reconciler:
                 taken=taken,
                 token_fingerprint=self._asked_for(token),
             ),
-            refused=self._refused(owner, cluster),
+            refused=self._refused(owner, cluster) | await self._gangs.missing(cluster.spec),
+            scheduling_note=scheduling_note(cluster.spec, gang),
             profile_problems=profiles.problems,
             model_note=model.source,
             model_problem=model.problem,
@@ -253,6 +259,7 @@ class Reconciler:
             plan=decided,
             memory=memory,
             token=token,
+            gang=gang,
             now=now,
             settled=settled,
         )
@@ -303,6 +310,7 @@ class Reconciler:
             kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
             model=tick.snapshot.model,
             avoided_nodes=sorted({gpu.node for gpu in tick.plan.status.failed_gpus or ()}),
+            gang=tick.gang,
             token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
         )
         has_token = tick.token.text is not None

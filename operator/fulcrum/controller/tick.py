@@ -11,7 +11,7 @@ import msgspec
 
 from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceCluster, InferenceClusterStatus
+from fulcrum.api.types import Gang, InferenceCluster, InferenceClusterStatus
 from fulcrum.balance import BalancePlan, Snapshot, stopped_status
 from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
@@ -73,6 +73,8 @@ class Tick:
     plan: BalancePlan
     memory: Memory
     token: Token
+    gang: Gang
+    """What places all Pods of a new worker on several nodes at once."""
     now: datetime
     settled: bool
     """Whether unknown figures are more than not yet known."""

@@ -38,4 +38,6 @@ def unit_rates(speed: WorkerSpeed, load: Load, slo: LatencyTargets) -> UnitRates
     batch = max(batch, 1.0)
     decode = batch / (answer.osl_tokens * max(speed.decode_step_seconds(batch, batch * context), 1e-9))
     link = 1 / max(pull_seconds(prompt, speed), 1e-9)
-    return UnitRates(prefill=min(prefill, link), decode=min(decode, link), mixed=1 / (1 / prefill + 1 / decode))
+    both = 1 / (1 / prefill + 1 / decode)
+    ranks = speed.ranks
+    return UnitRates(prefill=ranks * min(prefill, link), decode=ranks * min(decode, link), mixed=ranks * both)

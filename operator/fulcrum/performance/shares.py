@@ -54,7 +54,7 @@ class PoolShares:
         share = 0.0
         for part in self._divided(role, demand, counts):
             if role is Role.DECODE and peers:
-                promise["senders"] = part.share * sum(count for _, count in peers)
+                promise["senders"] = part.share * sum(count * self._speeds[peer].ranks for peer, count in peers)
             stations = self.stations(part.counts, role, peers, part.demand)
             share += part.share * estimate(part.demand, stations, **promise)
         return share
@@ -109,7 +109,8 @@ class PoolShares:
         """
         for within_seconds in (self._slo.ttft_seconds, inf):
             speeds = [(self._moving(pool, role, peers, demand, within_seconds), count) for pool, count in counts]
-            if found := [(speed, count) for speed, count in speeds if speed is not None]:
+            # Ranks of a worker queue like workers of their own.
+            if found := [(speed, count * speed.ranks) for speed, count in speeds if speed is not None]:
                 break
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fulcrum.api.names import KIND, Role
-from fulcrum.placement.parallelism import ROLES, Engine
+from fulcrum.placement.parallelism import ROLES, Engine, Form
 from fulcrum.placement.plan import PlacedPool, PlacementPlan
 
 API_VERSION: Final = "fulcrum.dev/v1alpha1"
@@ -50,13 +50,18 @@ def _pools(plan: PlacementPlan) -> list[dict[str, Any]]:
         {
             "name": name,
             "accelerator": alike[0].option.kind.accelerator.name,
-            "parallelism": {"tensor": alike[0].option.tensor, "pipeline": alike[0].option.pipeline},
+            "parallelism": _parallelism(alike[0].option.form),
             "workers": {"min": sum(pool.workers for pool in alike), "max": sum(pool.workers for pool in alike)},
             "roles": _roles({pool.role for pool in alike}),
         }
         | ({"pricePerHour": alike[0].option.kind.price_per_gpu_hour} if prices else {})
         for name, alike in merged.items()
     ]
+
+
+def _parallelism(form: Form) -> dict[str, Any]:
+    ranks = {"data": form.data, "experts": True} if form.data > 1 else {}
+    return {"tensor": form.tensor, "pipeline": form.pipeline, **ranks}
 
 
 def _roles(used: set[Role]) -> list[str]:

@@ -39,12 +39,12 @@ def explain_none(inventory: Inventory, engine: Engine, performance: Performance)
         alone = [(speed, 1)]
         return performance.prefill(LEAST_RATE, alone), performance.decode(LEAST_RATE, alone)
 
-    kind, (tensor, pipeline, speed) = max(fitting, key=lambda each: min(shares(each[1][2])))
-    prefill, decode = shares(speed)
-    ttft_seconds, tpot_seconds = performance.floor([shape[2] for _, shape in fitting])
+    kind, (form, fastest) = max(fitting, key=lambda each: min(shares(each[1][1])))
+    prefill, decode = shares(fastest)
+    ttft_seconds, tpot_seconds = performance.floor([speed for _, (_, speed) in fitting])
     return TooSlowError(
-        f"no worker keeps the promise, even without load. The best is {kind.accelerator.name} with tensor {tensor} and "
-        f"pipeline {pipeline}: {prefill:.0%} of the first tokens and {decode:.0%} of the others are in time, and "
+        f"no worker keeps the promise, even without load. The best is {kind.accelerator.name} with {form}: "
+        f"{prefill:.0%} of the first tokens and {decode:.0%} of the others are in time, and "
         f"{performance.target:.0%} are promised. A mean request alone on the fastest worker has a TTFT of "
         f"{ttft_seconds * 1e3:.0f} ms and a TPOT of {tpot_seconds * 1e3:.1f} ms: promise more than that, or use faster "
         "GPUs"

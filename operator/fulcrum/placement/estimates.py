@@ -25,6 +25,13 @@ from fulcrum.performance.queueing import (
 from fulcrum.placement.performance import Stations, highest_rate
 
 
+def ranks_apart(stations: Stations) -> Stations:
+    """Return the pools with each rank of their workers as a worker of its own, which is how requests queue."""
+    if all(speed.ranks == 1 for speed, _ in stations):
+        return stations
+    return [(replace(speed, ranks=1), count * speed.ranks) for speed, count in stations]
+
+
 @dataclass(frozen=True, slots=True)
 class QueueingEstimates:
     """Shares of requests inside `slo`, for requests of the lengths of `demand` (its rate does not matter)."""
@@ -43,15 +50,16 @@ class QueueingEstimates:
 
     def prefill(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
         """Return the share of first tokens in time, behind decode steps that just keep their promise (or take none)."""
-        return self._prefill(rate, stations, 0.0 if beside_idle else self.slo.tpot_seconds)
+        return self._prefill(rate, ranks_apart(stations), 0.0 if beside_idle else self.slo.tpot_seconds)
 
     def decode(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
         """Return the share of requests whose tokens come in time; beside idle prefill, all the TTFT is left to wait."""
         wait = self.slo.ttft_seconds / 2 if beside_idle else self._spare_seconds(stations, self.slo.tpot_seconds)
-        return self._decode(rate, stations, wait)
+        return self._decode(rate, ranks_apart(stations), wait)
 
     def split(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Return the share inside both promises; the first token waits for one decode step."""
+        prefill, decode = ranks_apart(prefill), ranks_apart(decode)
         parts = self._parts(decode, Role.DECODE)
         steps = [(part, decode_step(self._at(rate * part), [pool])) for part, pool in parts]
         if self.turns_away:
@@ -70,6 +78,7 @@ class QueueingEstimates:
         """Return the share inside both promises on workers that do both."""
         slo = self.slo
         promise = {"ttft_seconds": slo.ttft_seconds, "tpot_seconds": slo.tpot_seconds}
+        stations = ranks_apart(stations)
         whole = mixed_attainment(self._at(rate), stations, **promise).joint
         return max(whole, mixed_admitted(self._at(rate), stations, **promise)) if self.turns_away else whole
 

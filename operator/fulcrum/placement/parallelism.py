@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.capacity.accelerators import CPU, Accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.kv import kv_bytes_per_token
@@ -25,6 +26,24 @@ MOST_ALIKE: Final = 8
 _TENSOR: Final = (1, 2, 4, 8, 16)
 """Powers of two, so that any set of workers whose GPUs add up to a node's packs into it."""
 _PIPELINE: Final = (1, 2, 4, 8)
+_DATA: Final = (2, 4, 8, 16)
+
+
+class Form(NamedTuple):
+    """How one worker spreads over GPUs."""
+
+    tensor: int
+    pipeline: int
+    data: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of one worker."""
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
+
+    def __str__(self) -> str:
+        """Return it as a sentence has it."""
+        return f"tensor {self.tensor} and " + (f"data {self.data}" if self.data > 1 else f"pipeline {self.pipeline}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +67,18 @@ class Engine:
     """Prefill and decode workers may have pipeline stages. vLLM's NIXL connector cannot move KV between them, so this
     is for studies and never for a plan that is deployed."""
 
-    def shape(self, gpu: Accelerator, tensor: int, pipeline: int) -> EngineShape:
-        """Return one worker. Raises EngineShapeError where the parallelism does not fit the model."""
+    def shape(self, gpu: Accelerator, tensor: int, pipeline: int, data: int = 1) -> EngineShape:
+        """Return one worker; ranks of data parallel share whole experts, over the back end of workers that flip.
+
+        Raises EngineShapeError where the parallelism does not fit the model.
+        """
         shape = EngineShape(
             model=self.model,
             accelerator=gpu,
             tensor=tensor,
             pipeline=pipeline,
+            data=data,
+            experts=data > 1,
             weights=self.weights or self.model.weights,
             kv=self.kv,
             max_batch=self.max_batch,
@@ -67,7 +91,13 @@ class Engine:
         """Return how fast a worker is: as its profile says, else by the roofline. Raises EngineShapeError."""
         speed = shape_speed(shape)
         for each in self.profiles:
-            if same_worker(each, accelerator_name=shape.accelerator.name, tensor=shape.tensor, pipeline=shape.pipeline):
+            if same_worker(
+                each,
+                accelerator_name=shape.accelerator.name,
+                tensor=shape.tensor,
+                pipeline=shape.pipeline,
+                data=shape.data,
+            ):
                 return profiled_speed(each, transfer=speed.transfer)
         return speed
 
@@ -84,15 +114,21 @@ class WorkerOption:
     kind: NodeKind
     tensor: int
     pipeline: int
+    data: int = 1
     speed: WorkerSpeed
     prefill_rate: float
     decode_rate: float
     mixed_rate: float
 
     @property
+    def form(self) -> Form:
+        """Return how it spreads over its GPUs."""
+        return Form(self.tensor, self.pipeline, self.data)
+
+    @property
     def gpus(self) -> int:
         """Return the GPUs of one worker."""
-        return self.tensor * self.pipeline
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
     @property
     def price_per_hour(self) -> float:
@@ -108,19 +144,24 @@ Options = dict[NodeKind, tuple[WorkerOption, ...]]
 """The workers that nodes of each kind can hold."""
 
 
-def shapes(kind: NodeKind, engine: Engine) -> list[tuple[int, int, WorkerSpeed]]:
-    """Return (tensor, pipeline, speed) of every worker that fits into the memory of a node of this kind."""
+def forms(model: ModelConfig) -> list[Form]:
+    """Return the forms of workers that are considered; ranks for mixtures of experts alone."""
+    found = [Form(tensor, pipeline) for tensor in _TENSOR for pipeline in _PIPELINE]
+    return found + [Form(tensor, 1, data) for tensor in _TENSOR for data in _DATA if model.moe is not None]
+
+
+def shapes(kind: NodeKind, engine: Engine) -> list[tuple[Form, WorkerSpeed]]:
+    """Return form and speed of every worker that fits into the memory of a node of this kind."""
     found = []
-    for tensor in _TENSOR:
-        for pipeline in _PIPELINE:
-            if tensor * pipeline > kind.gpus or kind.accelerator is CPU:
-                continue
-            try:
-                speed = engine.speed(engine.shape(kind.accelerator, tensor, pipeline))
-            except EngineShapeError:
-                continue
-            if speed.kv_capacity_tokens >= max(engine.max_model_tokens, 1):
-                found.append((tensor, pipeline, speed))
+    for form in forms(engine.model):
+        if form.gpus > kind.gpus or kind.accelerator is CPU:
+            continue
+        try:
+            speed = engine.speed(engine.shape(kind.accelerator, *form))
+        except EngineShapeError:
+            continue
+        if speed.kv_capacity_tokens >= max(engine.max_model_tokens, 1):
+            found.append((form, speed))
     return found
 
 
@@ -133,22 +174,23 @@ def options(
     for kind, nodes in kinds.items():
         chip = chip_of(kind.accelerator)
         gpus[chip] = gpus.get(chip, 0) + len(nodes) * kind.gpus
-    rated: dict[tuple[Accelerator, int, int], list[_Rates]] = {}
+    rated: dict[tuple[Accelerator, Form], list[_Rates]] = {}
     found: list[Options] = [{} for _ in divisions]
     for kind in kinds:
-        for tensor, pipeline, speed in shapes(kind, engine):
+        for form, speed in shapes(kind, engine):
             # What a worker carries depends on its GPUs and not on price, place or the size of its node.
-            key = (chip_of(kind.accelerator), tensor, pipeline)
+            key = (chip_of(kind.accelerator), form)
             if key not in rated:
-                split = pipeline == 1 or engine.transfers_from_stages
-                most = max(1, gpus[key[0]] // (tensor * pipeline))
+                split = form.pipeline == 1 or engine.transfers_from_stages
+                most = max(1, gpus[key[0]] // form.gpus)
                 rated[key] = _rates(speed, most, split=split, performance=performance, divisions=divisions)
             for of_division, (prefill, decode, mixed) in zip(found, rated[key], strict=True):
                 if max(prefill, decode, mixed) > 0:
                     option = WorkerOption(
                         kind=kind,
-                        tensor=tensor,
-                        pipeline=pipeline,
+                        tensor=form.tensor,
+                        pipeline=form.pipeline,
+                        data=form.data,
                         speed=speed,
                         prefill_rate=prefill,
                         decode_rate=decode,

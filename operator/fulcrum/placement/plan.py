@@ -13,7 +13,7 @@ from fulcrum.placement.cells import Assignment, Counts, Problem, packed
 from fulcrum.placement.finish import stations_of, summed_rate
 from fulcrum.placement.flow import Flow, Route, Site, most_flow
 from fulcrum.placement.objective import Goal
-from fulcrum.placement.parallelism import WorkerOption, chip_of
+from fulcrum.placement.parallelism import Form, WorkerOption, chip_of
 from fulcrum.placement.performance import Performance, Stations, goodput
 
 
@@ -91,12 +91,13 @@ class _PoolNames:
     """Names that Kubernetes accepts: chip, parallelism, role, and a number where GPUs of one name are unlike."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[Accelerator, int, int, Role], str] = {}
+        self._names: dict[tuple[Accelerator, Form, Role], str] = {}
 
     def of(self, option: WorkerOption, role: Role) -> str:
-        key = (chip_of(option.kind.accelerator), option.tensor, option.pipeline, role)
+        key = (chip_of(option.kind.accelerator), option.form, role)
         if key not in self._names:
             stages = f"pp{option.pipeline}-" if option.pipeline > 1 else ""
+            stages += f"dp{option.data}-" if option.data > 1 else ""
             name = f"{key[0].name.lower().split('-')[0]}-tp{option.tensor}-{stages}{role.value}"
             same = sum(1 for known in self._names.values() if known == name or known.startswith(f"{name}-"))
             self._names[key] = f"{name}-{same + 1}" if same else name

@@ -16,7 +16,7 @@ from fulcrum.placement.cells import Assignment, Counts, Problem, cells_of, probl
 from fulcrum.placement.division import ceilings, divisions
 from fulcrum.placement.inventory import Inventory, NodeKind
 from fulcrum.placement.objective import Goal, Objective
-from fulcrum.placement.parallelism import Engine, Options, WorkerOption, options
+from fulcrum.placement.parallelism import Engine, Form, Options, WorkerOption, options
 from fulcrum.placement.partition import Domain, domains
 from fulcrum.placement.performance import Performance
 
@@ -24,8 +24,8 @@ _SMALL_BUDGET: Final = 1e-3
 """Share of the price of everything. Most goodput per price is what so little money buys, workers in parts: more of it
 never buys more for each part."""
 
-_Form = tuple[int, int, int, Role]
-"""Cell, tensor and pipeline parallelism, role."""
+_Place = tuple[int, Form, Role]
+"""Cell, form of the worker, role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Space:
 
     def counts(self, problem: Problem, counts: Counts) -> Counts:
         """Return counts of one of the problems as counts of `problem`."""
-        known = {_form(each): count for each, count in zip(problem.assignments, counts, strict=True)}
-        return tuple(known.get(_form(each), 0) for each in self.problem.assignments)
+        known = {_place(each): count for each, count in zip(problem.assignments, counts, strict=True)}
+        return tuple(known.get(_place(each), 0) for each in self.problem.assignments)
 
     def bound(self, goal: Goal, objective: Objective) -> float:
         """Return what no placement exceeds (`Plan.bound`)."""
@@ -121,10 +121,10 @@ def _ceilings(whole: Problem, above: Sequence[Options]) -> NDArray[np.float64]:
     """Return a row for each assignment, as `Judge.ceilings` has them."""
     rows = np.zeros((len(whole.assignments), 2 * len(above) + 2))
     for division, of_kind in enumerate(above):
-        known = {(kind, option.tensor, option.pipeline): option for kind, each in of_kind.items() for option in each}
+        known = {(kind, option.form): option for kind, each in of_kind.items() for option in each}
         columns = {Role.PREFILL: 2 * division, Role.DECODE: 2 * division + 1, Role.MIXED: 2 * len(above)}
         for number, assignment in enumerate(whole.assignments):
-            option = known.get((assignment.option.kind, assignment.option.tensor, assignment.option.pipeline))
+            option = known.get((assignment.option.kind, assignment.option.form))
             if option is not None:
                 rows[number, columns[assignment.role]] = option.rate(assignment.role)
     rows[:, -1] = [assignment.option.price_per_hour for assignment in whole.assignments]
@@ -133,13 +133,13 @@ def _ceilings(whole: Problem, above: Sequence[Options]) -> NDArray[np.float64]:
 
 def _merged(found: Sequence[Options]) -> Options:
     """Return every worker with the most that it carries under any division."""
-    merged: dict[NodeKind, dict[tuple[int, int], WorkerOption]] = {}
+    merged: dict[NodeKind, dict[Form, WorkerOption]] = {}
     for of_division in found:
         for kind, each in of_division.items():
             known = merged.setdefault(kind, {})
             for option in each:
-                other = known.get((option.tensor, option.pipeline), option)
-                known[option.tensor, option.pipeline] = replace(
+                other = known.get(option.form, option)
+                known[option.form] = replace(
                     option,
                     prefill_rate=max(option.prefill_rate, other.prefill_rate),
                     decode_rate=max(option.decode_rate, other.decode_rate),
@@ -148,5 +148,5 @@ def _merged(found: Sequence[Options]) -> Options:
     return {kind: tuple(known.values()) for kind, known in merged.items()}
 
 
-def _form(assignment: Assignment) -> _Form:
-    return assignment.cell, assignment.option.tensor, assignment.option.pipeline, assignment.role
+def _place(assignment: Assignment) -> _Place:
+    return assignment.cell, assignment.option.form, assignment.role

@@ -1,0 +1,86 @@
+"""Ranks of one engine (data parallel): has vLLM end with the one that is lost, and refuse what ranks do not serve.
+
+vLLM watches its ranks' processes and ends when one does (0.32.0). It names it nowhere, and waits for the others, which
+hang in what they exchange with the lost one, as do their requests: for 6 to 17 s (measured).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fulcrum.api.worker import EXIT_BAD_CONFIG
+
+HEADER_RANK: Final = "X-data-parallel-rank"
+"""Header of a request by which vLLM gives it to a rank."""
+DENSE: Final = (
+    "spec.pools[].parallelism.data: the model is dense (vLLM finds no experts in it), and ranks that step together "
+    "only slow each other down there; set data to 1 and raise spec.pools[].workers"
+)
+_LOST: Final = re.compile(r"fulcrum: rank (\d{1,5}) (was killed by \w{1,20}|ended with exit code \d{1,5})")
+_PROCESS: Final = re.compile(r"EngineCore_DP(\d+)")
+
+
+def end_with_lost_rank() -> None:
+    """Have this process say which of its engine's ranks ended, and end, and its children with it.
+
+    Requests go on elsewhere once their connections break. Raises ImportError, AttributeError if vLLM differs.
+    """
+    manager: Any = importlib.import_module("vllm.v1.engine.utils").CoreEngineProcManager
+    shutdown = manager.shutdown
+
+    def end_or_shut_down(self: Any, *args: Any, **kwargs: Any) -> None:
+        # What ends after the first call is ended by vLLM.
+        lost = [] if self.manager_stopped.is_set() else lost_lines((of.name, of.exitcode) for of in self.processes)
+        if lost:
+            print(*lost, sep="\n", file=sys.stderr, flush=True)
+            os._exit(1)
+        shutdown(self, *args, **kwargs)
+
+    manager.shutdown = end_or_shut_down
+
+
+def lost_lines(processes: Iterable[tuple[str, int | None]]) -> list[str]:
+    """Return what is said of ranks that ended badly: names of their processes, and exit codes (None: they live).
+
+    Those that were killed come first: the others end because they miss them.
+    """
+    return [
+        f"fulcrum: rank {rank[1]} {how(code)}"
+        for code, name in sorted((code, name) for name, code in processes if code)
+        if (rank := _PROCESS.fullmatch(name)) is not None
+    ]
+
+
+def lost_rank(lines: Iterable[str]) -> str | None:
+    """Return which rank ended first, as in "rank 1 was killed by SIGKILL", from an engine's lines; None: none did."""
+    found = next((match for line in lines if (match := _LOST.fullmatch(line.strip())) is not None), None)
+    return None if found is None else f"rank {found[1]} {found[2]}"
+
+
+def refuse_dense_ranks() -> None:
+    """End this process where its engine has several ranks and a dense model. Raises ImportError, AttributeError.
+
+    Call it before vLLM's server makes its configuration.
+    """
+    arguments: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    create = arguments.create_engine_config
+
+    def create_and_check(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = create(self, *args, **kwargs)
+        if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
+            print(f"the worker's configuration cannot be used: {DENSE}", file=sys.stderr, flush=True)
+            sys.exit(EXIT_BAD_CONFIG)
+        return config
+
+    arguments.create_engine_config = create_and_check
+
+
+def how(code: int) -> str:
+    """An exit as words: -N is signal N."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
