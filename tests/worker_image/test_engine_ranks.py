@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from tests.machine import deadline_seconds, wait_until
-from tests.worker_image.agents import prepared_model, worker_config
+from tests.worker_image.agents import model_of_kind, prepared_model, worker_config
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG, WorkerConfig
 from fulcrum_worker.config import PodIdentity
@@ -50,11 +50,9 @@ def good_commands() -> list[list[str]]:
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
     """One process for all of it: most of its time are imports."""
-    experts = tmp_path_factory.mktemp("ranks") / "model"
-    tiny = prepared_model()
-    subprocess.run([sys.executable, str(FOLDER / "tiny_kinds.py"), "qwen3_moe", tiny, str(experts)], check=True)
+    experts = model_of_kind("qwen3_moe", tmp_path_factory.mktemp("ranks"))
     commands = json.dumps([*good_commands(), *WRONG])
-    program = [sys.executable, str(FOLDER / "rank_program.py"), str(experts), tiny, commands]
+    program = [sys.executable, str(FOLDER / "rank_program.py"), experts, prepared_model(), commands]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=deadline_seconds(300))
     assert done.returncode == 1, done.stderr
     return Looked(json.loads(done.stdout.splitlines()[-1]), done.stderr)

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -33,7 +34,7 @@ from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_process import EngineProcess, digest
 from fulcrum_worker.engine_ranks import how, lost_rank
 from fulcrum_worker.engine_start import Roles, kv_role
-from fulcrum_worker.group import read_place, side_channels
+from fulcrum_worker.group import read_place, side_channels, wait_for_nodes
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
@@ -96,8 +97,10 @@ async def run_agent(
             speed_file=files.speed if files is not None else None,
             roles=Roles.LIVE if turned is None else Roles.AT_START,
         )
-        channels = side_channels(config, pod.ip, read_place(config, os.environ))
-        async with _serving(config, pod, state), _hearing(state, files):
+        place = read_place(config, os.environ)
+        channels = side_channels(config, pod.ip, place)
+        forming = None if place is None else partial(wait_for_nodes, place, state.miss)
+        async with _serving(config, pod, state), _beside(_hearing(state, files)), _beside(forming):
             engine = EngineProcess(command)
             return await _Life(config, state, engine, stop, hurry, channels=channels, turned=turned).run()
 
@@ -121,18 +124,25 @@ async def _serving(config: WorkerConfig, pod: PodIdentity, state: WorkerState) -
 
 
 @contextlib.asynccontextmanager
-async def _hearing(state: WorkerState, files: EngineFiles | None) -> AsyncIterator[None]:
-    """Follow the engine's KV events where it has tiers."""
-    if files is None or state.offload is None:
+async def _beside(work: Callable[[], Coroutine[Any, Any, None]] | None) -> AsyncIterator[None]:
+    """Have something run as long as the worker lives; None: nothing."""
+    if work is None:
         yield
         return
-    state.kv_events = KvEvents()
-    following = asyncio.create_task(state.kv_events.follow(files.events))
+    running = asyncio.create_task(work())
     try:
         yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _hearing(state: WorkerState, files: EngineFiles | None) -> Callable[[], Coroutine[Any, Any, None]] | None:
+    """Following the engine's KV events, where it has tiers."""
+    if files is None or state.offload is None:
+        return None
+    state.kv_events = KvEvents()
+    return partial(state.kv_events.follow, files.events)
 
 
 class _Life:
@@ -204,7 +214,9 @@ class _Life:
                 return 0
             if not up:
                 stage = self._state.stage
-                reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channels)
+                reason = self._state.missing or await not_ready_reason(
+                    self._state.session, self._state.engine_url, self._state.side_channels
+                )
                 await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
                 return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {stuck.result()} (stage {stage}): {reason}")
             stuck.cancel()
