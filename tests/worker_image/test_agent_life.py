@@ -17,7 +17,7 @@ from tests.worker_image.agents import free_address, worker_config
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, WorkerConfig
 from fulcrum_worker.agent import run_agent
-from fulcrum_worker.config import PodIdentity
+from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_command import EngineCommand
 from fulcrum_worker.engine_ranks import DENSE, lost_lines
 
@@ -39,24 +39,17 @@ async def test_an_engine_that_ends_at_once(capfd: pytest.CaptureFixture[str]) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("said", "engine_code", "expected", "reason"),
-    [
-        (DENSE, EXIT_BAD_CONFIG, EXIT_BAD_CONFIG, "vLLM ended with exit code 64 before it was ready"),
-        (
-            lost_lines([("EngineCore_DP3", -9)])[0],
-            1,
-            EXIT_ENGINE_NOT_STARTED,
-            "rank 3 was killed by SIGKILL; vLLM ended with exit code 1 before it was ready",
-        ),
-    ],
-    ids=["dense", "lost"],
-)
-async def test_an_engine_of_ranks_that_cannot_be(
-    said: str, engine_code: int, expected: int, reason: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert await run(worker_config(), command(f"print({said!r}); raise SystemExit({engine_code})")) == expected
+async def test_a_rank_that_is_lost_at_the_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    (said,) = lost_lines([("EngineCore_DP3", -9)])
+    assert await run(worker_config(), command(f"print({said!r}); raise SystemExit(1)")) == EXIT_ENGINE_NOT_STARTED
+    reason = "rank 3 was killed by SIGKILL; vLLM ended with exit code 1 before it was ready"
     assert capfd.readouterr().out.endswith(f"{reason}; its last lines:\n{said}\n")
+
+
+async def test_what_an_engine_refuses_is_a_bad_configuration() -> None:
+    said = f"fulcrum: refused: {DENSE}"
+    with pytest.raises(BadConfigError, match=r"the model is dense .* raise spec.pools.*workers"):
+        await run(worker_config(), command(f"print({said!r}); print('more'); raise SystemExit({EXIT_BAD_CONFIG})"))
 
 
 async def test_an_engine_that_never_answers(capfd: pytest.CaptureFixture[str]) -> None:

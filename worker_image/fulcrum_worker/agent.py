@@ -18,13 +18,7 @@ from aiohttp import web
 from fulcrum.api.names import ENV_POD_IP, Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.reasons import Reason
-from fulcrum.api.worker import (
-    EXIT_BAD_CONFIG,
-    EXIT_ENGINE_DIED,
-    EXIT_ENGINE_NOT_STARTED,
-    EXIT_ENGINE_STALLED,
-    WorkerConfig,
-)
+from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.drain import wait_until_idle
@@ -32,7 +26,7 @@ from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_process import EngineProcess, digest
-from fulcrum_worker.engine_ranks import how, lost_rank
+from fulcrum_worker.engine_ranks import how, lost_rank, refusal
 from fulcrum_worker.engine_start import Roles, kv_role
 from fulcrum_worker.group import read_place, side_channels, wait_for_nodes
 from fulcrum_worker.kv.events import KvEvents
@@ -74,7 +68,7 @@ async def run_agent(
 
     `token` is what the engine asks for, and what the agent asks of callers that would change something. `files` are
     shared with the engine. `turned` gives the command for another role where that takes another engine; None: an engine
-    takes every role.
+    takes every role. Raises BadConfigError for what can only be seen by listening, or by the engine.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -206,9 +200,9 @@ class _Life:
         try:
             up = await _first(self._bring_up(started), ended, stopped, stuck)
             if ended.done():
-                refused = ended.result() == EXIT_BAD_CONFIG
-                code = EXIT_BAD_CONFIG if refused else EXIT_ENGINE_NOT_STARTED
-                return await self._failed(code, f"vLLM {how(ended.result())} before it was ready")
+                if (why := refusal(ended.result(), await self._engine.last_lines())) is not None:
+                    raise BadConfigError(why)
+                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {how(ended.result())} before it was ready")
             if stopped.done():
                 logger.info("worker_stopping reason=signal phase=starting")
                 return 0
