@@ -183,7 +183,7 @@ def test_a_document_is_read_as_the_speed_that_it_was_made_of(curve: tuple[int, .
         max_batch=77,
         max_batched_tokens=4096,
     )
-    written = json.dumps(profile_document(measured, model="m", accelerator_name="H200", tensor=2, pipeline=1))
+    written = json.dumps(profile_document(measured, model="m", accelerator_name="H200", tensor=2, pipeline=1, data=1))
     read = parse_profile(written)
     assert profile_speed(read) == replace(measured, source=SpeedSource.PROFILE)
     roofline = replace(measured, transfer_base_seconds=0.002, source=SpeedSource.ROOFLINE)
@@ -202,9 +202,9 @@ def test_a_document_is_read_as_the_speed_that_it_was_made_of(curve: tuple[int, .
 )
 def test_a_profile_is_of_one_kind_of_worker(accelerator: str, tensor: int, pipeline: int, same: bool) -> None:
     profile = parse_profile(document())
-    assert same_worker(profile, accelerator_name=accelerator, tensor=tensor, pipeline=pipeline) is same
+    assert same_worker(profile, accelerator_name=accelerator, tensor=tensor, pipeline=pipeline, data=1) is same
     own = parse_profile(document(accelerator="our-own-chip"))
-    assert same_worker(own, accelerator_name="our-own-chip", tensor=1, pipeline=1)
+    assert same_worker(own, accelerator_name="our-own-chip", tensor=1, pipeline=1, data=1)
 
 
 def test_distserve_prefill_and_decode() -> None:

@@ -60,7 +60,7 @@ _REFUSALS: Final = (
     ),
     _Refusal(names=("allowed-media-domains",), instead="set spec.engine.mediaDomains"),
     _Refusal(names=("api-key",), instead="only the gateway talks to a worker; remove it"),
-    # Another shape of worker than one engine in one Pod.
+    # The shape of a worker.
     _Refusal(
         names=(
             "data-parallel-size",
@@ -77,7 +77,7 @@ _REFUSALS: Final = (
             "enable-elastic-ep",
             "api-server-count",
         ),
-        instead="a worker is one engine; raise spec.pools[].workers for more of them",
+        instead="set spec.pools[].parallelism.data, or raise spec.pools[].workers for more engines",
     ),
     _Refusal(
         names=("nnodes", "node-rank", "master-addr", "master-port", "headless", "prefill-context-parallel-size"),

@@ -13,7 +13,8 @@ _SCHEDULING: Final = frozenset(
         "max-num-seqs", "max-num-batched-tokens", "max-num-partial-prefills", "max-long-partial-prefills",
         "long-prefill-token-threshold", "gpu-memory-utilization", "enforce-eager", "async-scheduling",
         "stream-interval", "cudagraph-capture-sizes", "max-cudagraph-capture-size", "compilation-config", "log-level",
-        "enable-expert-parallel", "all2all-backend", "moe-backend", "enable-eplb", "enable-dbo",
+        "enable-expert-parallel", "all2all-backend", "moe-backend", "enable-eplb", "eplb-config", "enable-dbo",
+        "dbo-decode-token-threshold", "dbo-prefill-token-threshold",
     )
 )  # fmt: skip
 """Arguments of vLLM that prefill and decode pools set differently, and that change no byte of the KV."""

@@ -58,6 +58,8 @@ ANNOTATION_REPLACES: Final = f"{GROUP}/replaces"
 """Uid of the Pod that a worker was created for beyond the wanted number, to take its place once it is ready."""
 ANNOTATION_PORTS: Final = f"{GROUP}/ports"
 """On workers that listen on other ports than the usual: JSON of `api.ports.Ports`, without those that are usual."""
+ANNOTATION_RANKS: Final = f"{GROUP}/ranks"
+"""On workers of several ranks of data parallel: how many they have. Each has its own requests and KV cache."""
 
 OPERATOR_NAMESPACE: Final = "fulcrum-system"
 OPERATOR_NAME: Final = "fulcrum-operator"
@@ -76,7 +78,7 @@ PORT_ENGINE: Final = 8000
 """Usual port of vLLM itself; requests never pass through a process of ours on the worker."""
 PORT_AGENT: Final = 8001
 PORT_NIXL: Final = 5600
-"""NIXL side channel (handshakes between engines). vLLM adds the data-parallel rank, which is always 0 here."""
+"""NIXL side channel (handshakes between engines). vLLM adds the data-parallel rank."""
 PORT_RANKS: Final = 29501
 """Where the ranks of a worker on several nodes find each other: vLLM's `--master-port`, at its default."""
 PORT_GATEWAY: Final = 8080

@@ -23,7 +23,7 @@ class GpuRequest(ApiStruct, frozen=True, kw_only=True):
         Meta(
             description="Extended resource of one GPU: nvidia.com/gpu (which stands for amd.com/gpu on accelerators of "
             "AMD), a MIG profile such as nvidia.com/mig-3g.40gb, or deviceclass.resource.kubernetes.io/NAME for a "
-            "DRA device class. A worker asks for parallelism.tensor * parallelism.pipeline of them."
+            "DRA device class. A worker asks for tensor * pipeline * data (parallelism) of them."
         ),
     ] = "nvidia.com/gpu"
     resource_claim_template: Annotated[
@@ -36,8 +36,8 @@ class GpuRequest(ApiStruct, frozen=True, kw_only=True):
     per_node: Annotated[
         Annotated[int, Meta(ge=1, le=16)] | None,
         Meta(
-            description="GPUs of one node. A worker that needs more (parallelism.tensor * parallelism.pipeline) is a "
-            "group of Pods on several nodes: a LeaderWorkerSet, whose controller must be installed. Default: a worker "
+            description="GPUs of one node. A worker that needs more (tensor * pipeline * data) is a group of "
+            "Pods on several nodes: a LeaderWorkerSet, whose controller must be installed. Default: a worker "
             "is one Pod on one node."
         ),
     ] = None

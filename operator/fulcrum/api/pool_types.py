@@ -11,6 +11,7 @@ from fulcrum.api.balance_types import Rollout
 from fulcrum.api.base import MAX_WORKERS, ApiStruct, ConfigMapKey, Name, ObjectName, Quantity, Rules, rule
 from fulcrum.api.engine_types import PoolEngine
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import Parallelism, backend_rules
 from fulcrum.api.pod_types import GpuRequest, Rdma, Resources, Topology
 from fulcrum.api.ports import USUAL_PORTS, Ports
 from fulcrum.api.serving_types import MAX_CLASSES
@@ -21,16 +22,11 @@ _PoolRole = Annotated[
     Meta(extra_json_schema={"enum": [Role.PREFILL.value, Role.DECODE.value, Role.MIXED.value]}),
 ]
 MAX_PROMPT_TOKENS: Final = 16_777_216
-
-
-class Parallelism(ApiStruct, frozen=True, kw_only=True):
-    """How one worker spreads over GPUs."""
-
-    # No powers of two are asked for: tensor 3 is right for models with 96 heads.
-    tensor: Annotated[
-        int, Meta(ge=1, le=16, description="Tensor parallel size: GPUs that share each layer; divides the heads.")
-    ] = 1
-    pipeline: Annotated[int, Meta(ge=1, le=16, description="Pipeline parallel size: stages of consecutive layers.")] = 1
+GPUS: Final = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+"""CEL over a pool: the GPUs of one worker (`Parallelism.gpus`)."""
+_SIDE_CHANNELS: Final = "({0} < self.ports.nixl || {0} >= self.ports.nixl + self.parallelism.data)"
+_RANK: Final = "self.parallelism.tensor * self.parallelism.pipeline"
+"""CEL over a pool: the GPUs of one rank of data parallel."""
 
 
 class WorkerCount(ApiStruct, frozen=True, kw_only=True):
@@ -190,7 +186,8 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
         ),
         rule(
             "self.accelerator != 'cpu' || (self.parallelism.tensor == 1 && self.parallelism.pipeline == 1)",
-            "parallelism: a worker on CPUs is one engine; use tensor 1 and pipeline 1, and more workers",
+            "parallelism: a worker on CPUs is one engine; use tensor 1 and pipeline 1, and more workers, or "
+            "data for a mixture of experts",
         ),
         rule(
             "self.parallelism.pipeline == 1 || self.roles.all(role, role == 'mixed')",
@@ -202,23 +199,49 @@ class Pool(ApiStruct, frozen=True, kw_only=True):
             "gpu: a worker on CPUs has no GPUs; remove gpu, or name the accelerator",
         ),
         rule(
-            "has(self.gpu.perNode) || self.parallelism.tensor * self.parallelism.pipeline <= 16",
-            "parallelism: tensor * pipeline is the number of GPUs of one worker, and a node has at most 16; for a "
-            "worker on several nodes set gpu.perNode",
+            f"has(self.gpu.perNode) || {GPUS} <= 16",
+            "parallelism: tensor * pipeline * data is the number of GPUs of one worker, and a node has at most 16; for "
+            "a worker on several nodes set gpu.perNode",
         ),
         rule(
-            "!has(self.gpu.perNode) || self.parallelism.tensor * self.parallelism.pipeline <= self.gpu.perNode ||"
-            " self.parallelism.tensor * self.parallelism.pipeline % self.gpu.perNode == 0",
-            "gpu.perNode: a worker on several nodes has the same number of GPUs on each; make tensor * pipeline a "
-            "multiple of perNode",
+            f"!has(self.gpu.perNode) || {GPUS} <= self.gpu.perNode || {GPUS} % self.gpu.perNode == 0",
+            "gpu.perNode: a worker on several nodes has the same number of GPUs on each; make tensor * pipeline * data "
+            "a multiple of perNode",
         ),
+        rule(
+            f"!has(self.gpu.perNode) || self.parallelism.data == 1 || {GPUS} <= self.gpu.perNode ||"
+            f" self.gpu.perNode % ({_RANK}) == 0 || {_RANK} % self.gpu.perNode == 0",
+            "gpu.perNode: a rank of parallelism.data is on one node, or has nodes of its own; make tensor * pipeline a "
+            "divisor or a multiple of perNode",
+        ),
+        rule(
+            f"self.parallelism.data == 1 || {_SIDE_CHANNELS.format('self.ports.engine')} &&"
+            f" {_SIDE_CHANNELS.format('self.ports.agent')} && {_SIDE_CHANNELS.format('self.ports.ranks')}",
+            "ports: each rank of parallelism.data has a side channel of its own, on the ports from nixl to nixl + data "
+            "- 1, and one of them is another port of the worker; move it, or nixl",
+        ),
+        *backend_rules(),
     )
 
     @property
     def nodes(self) -> int:
         """Nodes of one worker; 1: it is a Pod. Worker and node both have at least one GPU."""
-        gpus = self.parallelism.tensor * self.parallelism.pipeline
-        return -(-gpus // self.gpu.per_node) if self.gpu.per_node is not None else 1
+        return -(-self.parallelism.gpus // self.gpu.per_node) if self.gpu.per_node is not None else 1
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs of one worker; 0 on CPUs."""
+        return self.parallelism.gpus if self.accelerator != "cpu" else 0
+
+    @property
+    def expert_backend(self) -> str | None:
+        """vLLM's `--all2all-backend` of its workers; None leaves it to vLLM."""
+        return self.parallelism.backend(
+            accelerator=self.accelerator,
+            only_role=self.roles[0] if len(self.roles) == 1 else None,
+            nodes=self.nodes,
+            rdma=self.rdma is not None,
+        )
 
     @property
     def on_host_network(self) -> bool:

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from fulcrum.api.base import ApiStruct, Duration
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.api.reasons import Reason
 
 # An enum in the schema would make an old CRD refuse the status that a newer operator writes.
@@ -220,8 +221,14 @@ class RecommendedPool(ApiStruct, frozen=True, kw_only=True):
     accelerator: Annotated[str, Meta(max_length=63, description="Accelerator of its workers.")]
     tensor: Annotated[Count, Meta(description="Tensor parallel size of a worker.")]
     pipeline: Annotated[Count, Meta(description="Pipeline parallel size of a worker.")]
+    data: Annotated[Count, Meta(description="Data parallel size of a worker.")] = 1
     role: Annotated[Role, Meta(description="Role of its workers.")]
     workers: Annotated[Count, Meta(description="Number of workers.")]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one worker."""
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
 
 class Recommendation(ApiStruct, frozen=True, kw_only=True):

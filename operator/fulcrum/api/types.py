@@ -40,7 +40,8 @@ from fulcrum.api.engine_types import (
 )
 from fulcrum.api.gateway_types import Gateway, GatewayAuth
 from fulcrum.api.names import API_VERSION, KIND
-from fulcrum.api.pool_types import Parallelism, Pool, PoolAdmits, WorkerCount
+from fulcrum.api.parallelism import Parallelism
+from fulcrum.api.pool_types import Pool, PoolAdmits, WorkerCount
 from fulcrum.api.serving_types import (
     Admission,
     AdmissionPolicy,
@@ -243,9 +244,14 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
         ),
         rule(
             "!has(self.engine.kvCache.offload) || self.pools.all(p, !has(p.gpu.perNode) ||"
-            " p.parallelism.tensor * p.parallelism.pipeline <= p.gpu.perNode)",
+            " p.parallelism.tensor * p.parallelism.pipeline * p.parallelism.data <= p.gpu.perNode)",
             "engine.kvCache.offload: a worker on several nodes would keep in the leader's host memory only the KV of "
             "the leader's own GPUs, and restore wrong KV; remove offload, or let each worker fit on one node",
+        ),
+        rule(
+            "!has(self.engine.kvCache.offload) || self.pools.all(p, p.parallelism.data == 1)",
+            "engine.kvCache.offload: each rank of a worker with parallelism.data would take all of hostMemory; remove "
+            "offload, or use data 1",
         ),
         rule(
             "self.pools.all(p, p.workers.max == 0 || 'decode' in p.roles || 'mixed' in p.roles || self.pools.exists(q,"

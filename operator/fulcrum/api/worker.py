@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.api.ports import USUAL_PORTS, Ports
 
 ENGINE_KV_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
@@ -49,7 +50,7 @@ class KvCacheConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     block_size: int | None = None
     """Tokens per KV block; None: what vLLM chooses for the attention backend."""
     memory_bytes: int | None = None
-    """KV cache size in bytes; None takes what the accelerator has left (on a CPU: 1 GiB)."""
+    """KV cache of the whole worker in bytes; None takes what the accelerators have left (on a CPU: 1 GiB)."""
     offload: OffloadConfig | None = None
     """None: KV that leaves the cache is gone."""
 
@@ -110,6 +111,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     start_timeout_seconds: float = 1800.0
     drain_timeout_seconds: float = 120.0
     measure_at_start: bool = True
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the worker; on CPUs, its processes that compute."""
+        return gpus_of(tensor=self.tensor_parallel, pipeline=self.pipeline_parallel, data=self.data_parallel)
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of data parallel that begin on one node; a rank with several nodes is one of each of them."""
+        return max(1, self.data_parallel // self.nodes)
 
     @property
     def longest_start_seconds(self) -> float:

@@ -92,7 +92,7 @@ def _serve(spec: InferenceClusterSpec, desired: Counts, role: Role, other: Role)
 
 def _limit(pool: Pool, asked: Counter[Role]) -> str:
     """Say why a role of the pool does not get what its scale asks for."""
-    gpus = pool.parallelism.tensor * pool.parallelism.pipeline if pool.accelerator != "cpu" else 0
+    gpus = pool.gpus_per_worker
 
     def of(workers: int) -> str:
         return f"{workers} workers" + (f" ({workers * gpus} GPUs)" if gpus else "")

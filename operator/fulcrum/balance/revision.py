@@ -114,6 +114,9 @@ def worker_config(
         max_model_len=spec.model.max_model_len,
         tensor_parallel=pool.parallelism.tensor,
         pipeline_parallel=pool.parallelism.pipeline,
+        data_parallel=pool.parallelism.data,
+        expert_parallel=pool.parallelism.experts,
+        all2all_backend=pool.expert_backend,
         nodes=pool.nodes,
         kv_cache=KvCacheConfig(
             dtype=dtype.value,

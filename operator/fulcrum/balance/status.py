@@ -133,10 +133,7 @@ def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> t
         events.append(PlanEvent(reason=fault.reason, message=fault.message, warning=True, subject=since))
     found, before = status.recommendation, last.recommendation
     if found is not None and (before is None or before.since != found.since):
-        pools = ", ".join(
-            f"{pool.workers} {pool.role.value} of {pool.tensor * pool.pipeline} {pool.accelerator}"
-            for pool in found.pools
-        )
+        pools = ", ".join(f"{pool.workers} {pool.role.value} of {pool.gpus} {pool.accelerator}" for pool in found.pools)
         message = (
             f"For requests of {found.input_tokens:.0f} + {found.output_tokens:.0f} tokens other pools on the same GPUs "
             f"would carry {found.gain:.0%} more within spec.slo: {pools}. Nothing is changed by itself: see "

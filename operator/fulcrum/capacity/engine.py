@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.capacity.accelerators import Accelerator, usual_limits
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
@@ -13,13 +14,19 @@ MEMORY_UTILIZATION: Final = 0.92
 """vLLM's default of `gpu_memory_utilization`."""
 
 
+DENSE: Final = (
+    "is dense: it has no experts to share over ranks of data parallel. Raise the number of workers, which serve it "
+    "better apart, and leave parallelism.data at 1 and parallelism.experts at false"
+)
+
+
 class EngineShapeError(ValueError):
     """A model, accelerator and parallelism that cannot go together. Says what can be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """A model on `tensor * pipeline` accelerators.
+    """A model on `tensor * pipeline * data` accelerators.
 
     Raises:
         EngineShapeError: the parallelism does not fit the model.
@@ -29,6 +36,10 @@ class EngineShape:
     accelerator: Accelerator
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
+    """Ranks that each have their own requests and KV cache, and share the experts of a mixture of experts."""
+    experts: bool = False
+    """Whole experts are on each GPU; without, a part of every expert."""
     weights: Precision = Precision.BF16
     kv: Precision = Precision.FP8
     max_batch: int = 0
@@ -43,8 +54,10 @@ class EngineShape:
         model = self.model
         for name, usual in zip(("max_batched_tokens", "max_batch"), usual_limits(self.accelerator), strict=True):
             object.__setattr__(self, name, getattr(self, name) or usual)
-        if self.tensor < 1 or self.pipeline < 1:
-            raise EngineShapeError("tensor and pipeline parallelism must be at least 1")
+        if self.tensor < 1 or self.pipeline < 1 or self.data < 1:
+            raise EngineShapeError("tensor, pipeline and data parallelism must be at least 1")
+        if model.moe is None and (self.data > 1 or self.experts):
+            raise EngineShapeError(f"{model.name} {DENSE}")
         if model.heads % self.tensor:
             raise EngineShapeError(
                 f"tensor parallelism {self.tensor} does not divide the {model.heads} attention heads of {model.name}"
@@ -59,6 +72,16 @@ class EngineShape:
             raise EngineShapeError("gpu_memory_utilization must be above 0 and at most 1")
         if self.max_batch < 1 or self.max_batched_tokens < 1:
             raise EngineShapeError("max_num_seqs and max_num_batched_tokens must be at least 1")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole engine."""
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
+
+    @property
+    def rank_gpus(self) -> int:
+        """GPUs of one rank of data parallel: they hold all weights but those of experts."""
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=1)
 
     @property
     def kv_split(self) -> int:
@@ -82,13 +105,15 @@ class EngineShape:
             EngineShapeError: a rank's part of the feed-forward layers is no whole number of blocks of FP8 scales.
         """
         block, model = self.model.scale_block, self.model
-        if not block or self.weights is not Precision.FP8:
+        if not block or self.weights is not Precision.FP8 or self.experts:
             return
         width = model.moe.expert_intermediate if model.moe is not None else model.intermediate
-        if width // self.tensor % block:
+        parts = gpus_of(tensor=self.tensor, pipeline=1, data=self.data)
+        if width // parts % block:
             fitting = [each for each in (1, 2, 4, 8, 16) if width // each % block == 0]
+            split = "tensor parallelism" if self.data == 1 else "tensor * data"
             raise EngineShapeError(
-                f"{model.name} has FP8 scales for blocks of {block}, and tensor parallelism {self.tensor} leaves "
-                f"{width // self.tensor} of {width} columns to each GPU: vLLM ends its start. Use tensor parallelism "
-                f"{' or '.join(map(str, fitting))}, or expert parallelism (--enable-expert-parallel)"
+                f"{model.name} has FP8 scales for blocks of {block}, and {split} {parts} leaves {width // parts} of "
+                f"{width} columns to each GPU: vLLM ends its start. Use {split} {' or '.join(map(str, fitting))}, or "
+                "expert parallelism (parallelism.experts)"
             )

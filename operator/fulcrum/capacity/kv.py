@@ -103,8 +103,10 @@ def kv_bytes_per_token_and_gpu(shape: EngineShape) -> float:
 
 
 def weight_bytes_per_gpu(shape: EngineShape) -> float:
-    """Bytes of weights on each GPU; stages are taken as alike."""
-    return shape.model.weight_bytes(shape.weights) / (shape.tensor * shape.pipeline)
+    """Bytes of weights on each GPU; stages are taken as alike. Ranks of data parallel share nothing but the experts."""
+    model = shape.model
+    experts = model.expert_parameters * shape.weights.bytes
+    return (model.weight_bytes(shape.weights) - experts) / shape.rank_gpus + experts / shape.gpus
 
 
 def activation_bytes_per_gpu(shape: EngineShape) -> float:
@@ -126,7 +128,7 @@ def kv_memory_bytes_per_gpu(shape: EngineShape) -> float:
     """Memory of one GPU that is left for the cache; negative when the weights do not fit."""
     if shape.accelerator is CPU:
         return _CPU_KV_BYTES
-    collectives = _COLLECTIVE_BYTES if shape.tensor * shape.pipeline > 1 else 0
+    collectives = _COLLECTIVE_BYTES if shape.gpus > 1 else 0
     usable = shape.accelerator.memory_bytes * shape.memory_utilization
     return usable - weight_bytes_per_gpu(shape) - activation_bytes_per_gpu(shape) - _RUNTIME_BYTES - collectives
 
@@ -142,11 +144,11 @@ def kv_capacity_tokens(shape: EngineShape, *, kv_memory_bytes: int | None = None
     room = kv_memory_bytes if kv_memory_bytes is not None else kv_memory_bytes_per_gpu(shape)
     blocks = math.floor(room / (kv_bytes_per_token_and_gpu(shape) * BLOCK_TOKENS))
     if blocks < 1:
-        gpus = shape.tensor * shape.pipeline
         raise EngineShapeError(
-            f"{shape.model.name} in {shape.weights} does not fit on {gpus} x {shape.accelerator.name}: each would hold "
-            f"{weight_bytes_per_gpu(shape) / 1e9:.1f} GB of weights in {shape.accelerator.memory_bytes / 1e9:.1f} GB. "
-            "Use more GPUs (tensor or pipeline parallelism), smaller weights, or another accelerator."
+            f"{shape.model.name} in {shape.weights} does not fit on {shape.gpus} x {shape.accelerator.name}: each "
+            f"would hold {weight_bytes_per_gpu(shape) / 1e9:.1f} GB of weights in "
+            f"{shape.accelerator.memory_bytes / 1e9:.1f} GB. Use more GPUs (tensor or pipeline parallelism), smaller "
+            "weights, or another accelerator."
         )
     return blocks * BLOCK_TOKENS
 

@@ -36,19 +36,20 @@ def pool_roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> 
     chosen = accelerator(pool.accelerator)
     if chosen is CPU:
         raise EngineShapeError("how fast a worker on CPUs is only a measurement can tell")
-    tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
     cache = spec.engine.kv_cache
     arguments = spec.engine_args(pool)
     utilization = engine_option(arguments, "gpu-memory-utilization")
     speed = worker_speed(
         model.dimensions,
         chosen,
-        tensor=tensor,
-        pipeline=pipeline,
+        tensor=pool.parallelism.tensor,
+        pipeline=pool.parallelism.pipeline,
+        data=pool.parallelism.data,
+        experts=pool.parallelism.experts,
         kv=kv_precision(spec, model.kind),
         max_batch=step_limit(engine_option(arguments, "max-num-seqs")),
         max_batched_tokens=step_limit(engine_option(arguments, "max-num-batched-tokens")),
-        kv_memory_bytes=number_of_bytes(cache.memory) // (tensor * pipeline) if cache.memory is not None else None,
+        kv_memory_bytes=number_of_bytes(cache.memory) // pool.gpus_per_worker if cache.memory is not None else None,
         memory_utilization=MEMORY_UTILIZATION if utilization is None else _fraction(utilization),
     )
     return speed.with_transfer(pool_transfer(spec, pool, model) or speed.transfer)

@@ -58,6 +58,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     kv_capacity_tokens: int
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
     coefficients: SpeedCoefficients | None = None
     prefill: tuple[PrefillRow, ...] = ()
     decode: tuple[DecodeRow, ...] = ()
@@ -121,7 +122,7 @@ def profiled_speed(profile: Profile, *, transfer: TransferCost) -> WorkerSpeed:
 
 
 def profile_document(
-    speed: WorkerSpeed, *, model: str, accelerator_name: str, tensor: int, pipeline: int
+    speed: WorkerSpeed, *, model: str, accelerator_name: str, tensor: int, pipeline: int, data: int
 ) -> dict[str, Any]:
     """The profile, as JSON values, that is read as this speed; without transfers, which no worker measures alone."""
     profile = Profile(
@@ -130,6 +131,7 @@ def profile_document(
         kv_capacity_tokens=speed.kv_capacity_tokens,
         tensor=tensor,
         pipeline=pipeline,
+        data=data,
         coefficients=speed.coefficients,
         max_batch=speed.max_batch,
         max_batched_tokens=speed.max_batched_tokens,
@@ -137,10 +139,10 @@ def profile_document(
     return {name: value for name, value in msgspec.to_builtins(profile).items() if value not in ((), [], 0.0)}
 
 
-def same_worker(profile: Profile, *, accelerator_name: str, tensor: int, pipeline: int) -> bool:
+def same_worker(profile: Profile, *, accelerator_name: str, tensor: int, pipeline: int, data: int) -> bool:
     """Report whether a profile is of workers with this accelerator, in whatever spelling, and parallelism."""
-    measured = (_known_name(profile.accelerator), profile.tensor, profile.pipeline)
-    return measured == (_known_name(accelerator_name), tensor, pipeline)
+    measured = (_known_name(profile.accelerator), profile.tensor, profile.pipeline, profile.data)
+    return measured == (_known_name(accelerator_name), tensor, pipeline, data)
 
 
 def _known_name(accelerator_name: str) -> str:

@@ -209,7 +209,7 @@ class Roofline:
         if shape.pipeline == 1:
             return 0.0
         gpu = shape.accelerator
-        one_machine = shape.tensor * shape.pipeline <= gpu.per_machine
+        one_machine = shape.rank_gpus <= gpu.per_machine
         rate = gpu.local_bytes_per_second if one_machine else gpu.network_bytes_per_second
         volume = tokens * shape.model.hidden * Precision.BF16.bytes / shape.tensor
         return (shape.pipeline - 1) * (spent.network_seconds + volume / (rate * spent.link_bandwidth))
@@ -221,6 +221,8 @@ def worker_speed(
     *,
     tensor: int = 1,
     pipeline: int = 1,
+    data: int = 1,
+    experts: bool = False,
     weights: Precision | None = None,
     kv: Precision = Precision.FP8,
     link: Link = Link.NETWORK,
@@ -244,6 +246,8 @@ def worker_speed(
         accelerator=accelerator,
         tensor=tensor,
         pipeline=pipeline,
+        data=data,
+        experts=experts,
         weights=weights or model.weights,
         kv=kv,
         max_batch=max_batch,

@@ -53,6 +53,9 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     accelerator: str
     tensor: int
     pipeline: int
+    data: int
+    experts: bool
+    gpus: int
     weights: str
     kv: str
     parameters: int
@@ -108,6 +111,9 @@ def sheet(
         accelerator=shape.accelerator.name,
         tensor=shape.tensor,
         pipeline=shape.pipeline,
+        data=shape.data,
+        experts=shape.experts,
+        gpus=shape.gpus,
         weights=shape.weights.value,
         kv=shape.kv.value,
         parameters=shape.model.parameters,

@@ -46,6 +46,8 @@ def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | No
             accelerator=accelerator(pool.accelerator),
             tensor=pool.parallelism.tensor,
             pipeline=pool.parallelism.pipeline,
+            data=pool.parallelism.data,
+            experts=pool.parallelism.experts,
             kv=kv_precision(spec, known.kind),
         )
     except (UnknownAcceleratorError, EngineShapeError):

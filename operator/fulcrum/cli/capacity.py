@@ -220,7 +220,7 @@ def _show(shown: Sheet, kv_why: str) -> None:
 
     # In a pipe nothing is cut off.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    gpus = f"{shown.tensor * shown.pipeline} x {shown.accelerator} (tp {shown.tensor}, pp {shown.pipeline})"
+    gpus = f"{shown.gpus} x {shown.accelerator} (tp {shown.tensor}, pp {shown.pipeline})"
     console.print(f"{shown.model} on {gpus}, weights {shown.weights}, KV {shown.kv}", markup=False, soft_wrap=True)
     if kv_why:
         console.print(f"{kv_why}.", markup=False, soft_wrap=True)

@@ -106,6 +106,7 @@ async def export_profile(api: Api, *, name: str | None, namespace: str | None, p
         accelerator_name=meant.accelerator,
         tensor=meant.parallelism.tensor,
         pipeline=meant.parallelism.pipeline,
+        data=meant.parallelism.data,
     )
     text = msgspec.json.format(msgspec.json.encode(profile), indent=2).decode()
     try:

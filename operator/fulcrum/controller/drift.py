@@ -117,6 +117,7 @@ def _forms(spec: InferenceClusterSpec) -> list[PoolForm]:
             accelerator=accelerator(pool.accelerator),
             tensor=pool.parallelism.tensor,
             pipeline=pool.parallelism.pipeline,
+            data=pool.parallelism.data,
             workers=pool.workers.max,
             roles=frozenset(pool.roles),
             price_per_gpu_hour=pool.price_per_hour or 0.0,
@@ -206,6 +207,7 @@ def recommendation(question: PlacementQuestion, found: Comparison, *, since: str
                 accelerator=pool.option.kind.accelerator.name,
                 tensor=pool.option.tensor,
                 pipeline=pool.option.pipeline,
+                data=pool.option.data,
                 role=pool.role,
                 workers=pool.workers,
             )

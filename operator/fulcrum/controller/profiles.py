@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fulcrum.api.messages import shortened
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec, Parallelism, Pool
 from fulcrum.capacity.profile import Profile, parse_profile, same_worker
 from fulcrum.controller.config_maps import ConfigMaps, Place, UnusableError
 from fulcrum.controller.kube import Kube
@@ -52,13 +52,22 @@ class Profiles:
 
 def _mismatch(profile: Profile, spec: InferenceClusterSpec, pool: Pool) -> str | None:
     """Return why a profile is none of a pool's workers; None where it is."""
-    tensor, pipeline = pool.parallelism.tensor, pool.parallelism.pipeline
+    meant = pool.parallelism
     if profile.model == spec.model.name and same_worker(
-        profile, accelerator_name=pool.accelerator, tensor=tensor, pipeline=pipeline
+        profile,
+        accelerator_name=pool.accelerator,
+        tensor=meant.tensor,
+        pipeline=meant.pipeline,
+        data=meant.data,
     ):
         return None
-    measured = f"{profile.model} on {profile.accelerator} (tensor {profile.tensor}, pipeline {profile.pipeline})"
+    measured = f"{profile.model} on {profile.accelerator} ({_said(profile)})"
     return (
         f"the profile is of {shortened(measured)}, and workers of the pool serve {spec.model.name} on "
-        f"{pool.accelerator} (tensor {tensor}, pipeline {pipeline}); name a profile of such workers."
+        f"{pool.accelerator} ({_said(meant)}); name a profile of such workers."
     )
+
+
+def _said(parallelism: Profile | Parallelism) -> str:
+    ranks = f", data {parallelism.data}" if parallelism.data > 1 else ""
+    return f"tensor {parallelism.tensor}, pipeline {parallelism.pipeline}{ranks}"

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.capacity.accelerators import Accelerator
 from fulcrum.capacity.roofline import shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
@@ -31,6 +32,7 @@ class PoolForm:
     accelerator: Accelerator
     tensor: int
     pipeline: int
+    data: int = 1
     workers: int
     roles: frozenset[Role]
     price_per_gpu_hour: float = 0.0
@@ -38,7 +40,7 @@ class PoolForm:
     @property
     def gpus(self) -> int:
         """Return the GPUs of all its workers."""
-        return self.workers * self.tensor * self.pipeline
+        return self.workers * gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from itertools import product
 from math import ceil
 from typing import Final, Generic, Protocol, TypeVar
 
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.placement.errors import DoesNotFitError, TooSlowError
 
 TOLERANCE: Final = 0.01
@@ -31,7 +32,7 @@ class Phase:
     @property
     def gpus(self) -> int:
         """Return the GPUs of one worker."""
-        return self.tensor * self.pipeline
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=1)
 
     def __str__(self) -> str:
         """As DistServe writes it: `4,1`."""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.api.parallelism import gpus_of
 from fulcrum.capacity.accelerators import CPU, Accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.kv import kv_bytes_per_token
@@ -67,7 +68,13 @@ class Engine:
         """Return how fast a worker is: as its profile says, else by the roofline. Raises EngineShapeError."""
         speed = shape_speed(shape)
         for each in self.profiles:
-            if same_worker(each, accelerator_name=shape.accelerator.name, tensor=shape.tensor, pipeline=shape.pipeline):
+            if same_worker(
+                each,
+                accelerator_name=shape.accelerator.name,
+                tensor=shape.tensor,
+                pipeline=shape.pipeline,
+                data=shape.data,
+            ):
                 return profiled_speed(each, transfer=speed.transfer)
         return speed
 
@@ -84,6 +91,7 @@ class WorkerOption:
     kind: NodeKind
     tensor: int
     pipeline: int
+    data: int = 1
     speed: WorkerSpeed
     prefill_rate: float
     decode_rate: float
@@ -92,7 +100,7 @@ class WorkerOption:
     @property
     def gpus(self) -> int:
         """Return the GPUs of one worker."""
-        return self.tensor * self.pipeline
+        return gpus_of(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
     @property
     def price_per_hour(self) -> float:
@@ -113,7 +121,7 @@ def shapes(kind: NodeKind, engine: Engine) -> list[tuple[int, int, WorkerSpeed]]
     found = []
     for tensor in _TENSOR:
         for pipeline in _PIPELINE:
-            if tensor * pipeline > kind.gpus or kind.accelerator is CPU:
+            if gpus_of(tensor=tensor, pipeline=pipeline, data=1) > kind.gpus or kind.accelerator is CPU:
                 continue
             try:
                 speed = engine.speed(engine.shape(kind.accelerator, tensor, pipeline))
@@ -141,7 +149,7 @@ def options(
             key = (chip_of(kind.accelerator), tensor, pipeline)
             if key not in rated:
                 split = pipeline == 1 or engine.transfers_from_stages
-                most = max(1, gpus[key[0]] // (tensor * pipeline))
+                most = max(1, gpus[key[0]] // gpus_of(tensor=tensor, pipeline=pipeline, data=1))
                 rated[key] = _rates(speed, most, split=split, performance=performance, divisions=divisions)
             for of_division, (prefill, decode, mixed) in zip(found, rated[key], strict=True):
                 if max(prefill, decode, mixed) > 0:

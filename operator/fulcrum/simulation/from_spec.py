@@ -56,7 +56,7 @@ def cluster_model(
             PoolModel(
                 name=pool.name,
                 speed=profiles.get(pool.name) or _roofline(spec, pool, known),
-                gpus_per_worker=pool.parallelism.tensor * pool.parallelism.pipeline,
+                gpus_per_worker=pool.gpus_per_worker or 1,
                 start_seconds=start_seconds,
                 expected_transfer=pool_transfer(spec, pool, known),
             )

@@ -12,6 +12,7 @@ from fulcrum.api.pool_attention import exchanges_kv
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
 from fulcrum.balance import Refusal
+from fulcrum.capacity.engine import DENSE
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.model_kinds import ModelKind
 from fulcrum.controller.children.worker_node import named_ports, on_gpu
@@ -36,7 +37,7 @@ def refused_engines(
     for pool in pools:
         found = [*_not_allowed(spec, pool, kind, installation), *_no_backend(spec, pool, kind, fp8=fp8)]
         found += [*_not_pullable(spec, pool, pools, model), *_unlike_fp8(pool, pools, fp8=fp8)]
-        found += [*_unlike_network(pool, pools), *_same_ports(pool, pools)]
+        found += [*_unlike_network(pool, pools), *_same_ports(pool, pools), *_no_experts(spec, pool, model)]
         if found:
             refused[pool.name] = Refusal(message=" ".join(found), reason=Reason.ENGINE_REFUSED)
     return refused
@@ -85,6 +86,14 @@ def _unlike_fp8(pool: Pool, pools: list[Pool], *, fp8: bool) -> Iterator[str]:
             f"engine.kvCache.dtype: the FP8 of {pool.accelerator} (FNUZ) is not that of pool {', '.join(others)} "
             "(OCP), so no KV could be handed over; use kvCache.dtype: bf16, or roles: [mixed]."
         )
+
+
+def _no_experts(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> Iterator[str]:
+    """Where ranks would share the experts of a model that is known to have none."""
+    if model.dimensions is None or model.dimensions.moe is not None:
+        return
+    if pool.parallelism.data > 1 or pool.parallelism.experts:
+        yield f"pools[].parallelism: {spec.model.name} {DENSE}."
 
 
 def _unlike_network(pool: Pool, pools: list[Pool]) -> Iterator[str]:

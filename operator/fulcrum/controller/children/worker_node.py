@@ -25,11 +25,14 @@ GPU_SHARED_MEMORY_GIBIBYTES: Final = 4
 """Bound of /dev/shm for each GPU: NCCL's buffers and vLLM's queues between ranks take less."""
 CPU_SHARED_MEMORY: Final = "64Mi"
 """What a container has by default; a CPU engine of one process needs no more beside what it offloads."""
-CPU_REQUEST: Final = "250m"
+CPU_RANK_SHARED_MEMORY_GIBIBYTES: Final = 1
+"""Bound of /dev/shm for each process of a CPU engine of several: they exchange tokens through it."""
+CPU_REQUEST_MILLICORES: Final = 250
+"""CPU requested for each engine process on CPUs."""
 CPU_ENGINE_BYTES: Final = 1 << 30
-"""Memory of an engine on CPUs beside weights and KV cache."""
+"""Memory of an engine process on CPUs beside weights and KV cache."""
 CPU_KV_BYTES: Final = 1 << 30
-"""KV cache of an engine on CPUs whose spec sets none."""
+"""KV cache of an engine process on CPUs whose spec sets none."""
 CACHE_BYTES: Final = 8 << 30
 """Disk of a worker on GPUs beside its weights: compiled kernels, CUDA graphs' caches and logs."""
 CLAIM: Final = "gpus"
@@ -43,7 +46,7 @@ def on_gpu(pool: Pool) -> bool:
 
 def gpus(pool: Pool) -> int:
     """GPUs of one Pod of a worker; 0 on CPUs."""
-    return pool.parallelism.tensor * pool.parallelism.pipeline // pool.nodes if on_gpu(pool) else 0
+    return pool.gpus_per_worker // pool.nodes
 
 
 def resources(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> Manifest:
@@ -74,10 +77,11 @@ def _default_requests(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts)
         if disk := downloaded_bytes(spec, model):
             asked["ephemeral-storage"] = f"{-(-(disk + CACHE_BYTES) // _MEBIBYTE)}Mi"
         return asked
-    cache = spec.engine.kv_cache.memory
-    kv_bytes = CPU_KV_BYTES if cache is None else number_of_bytes(cache)
-    needed = CPU_ENGINE_BYTES + kv_bytes + _offload_bytes(spec) + _weight_bytes(model)
-    return {"cpu": CPU_REQUEST, "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
+    cache, ranks = spec.engine.kv_cache.memory, pool.parallelism.gpus
+    kv_bytes = ranks * CPU_KV_BYTES if cache is None else number_of_bytes(cache)
+    # Ranks share experts, if any: all weights in each of them is the most that it can be.
+    needed = ranks * (CPU_ENGINE_BYTES + _weight_bytes(model)) + kv_bytes + _offload_bytes(spec)
+    return {"cpu": f"{ranks * CPU_REQUEST_MILLICORES}m", "memory": f"{-(-needed // _MEBIBYTE)}Mi"}
 
 
 def _offload_bytes(spec: InferenceClusterSpec) -> int:
@@ -134,14 +138,20 @@ def network(pool: Pool) -> Manifest:
 def named_ports(pool: Pool) -> dict[str, int]:
     """Return the ports of the worker's container by name. On the node's network all that it listens on count."""
     named = {"engine": pool.ports.engine, "agent": pool.ports.agent, "nixl": pool.ports.nixl}
-    return named | ({"ranks": pool.ports.ranks} if pool.on_host_network and pool.nodes > 1 else {})
+    if not pool.on_host_network:
+        return named
+    # Each rank of data parallel has a side channel of its own, whose port vLLM counts on from the first one's.
+    channels = {f"nixl-{rank}": pool.ports.nixl + rank for rank in range(1, pool.parallelism.data)}
+    return named | channels | ({"ranks": pool.ports.ranks} if pool.nodes > 1 else {})
 
 
 def shared_memory(spec: InferenceClusterSpec, pool: Pool) -> Manifest | None:
     """Return the volume for /dev/shm. Ranks talk through it and KV is offloaded to it; containers have 64 MiB."""
-    if not on_gpu(pool) and not _offload_bytes(spec):
+    ranks = pool.parallelism.gpus
+    if not on_gpu(pool) and not _offload_bytes(spec) and ranks == 1:
         return None
-    own = f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi" if on_gpu(pool) else CPU_SHARED_MEMORY
+    several = f"{CPU_RANK_SHARED_MEMORY_GIBIBYTES * ranks}Gi" if ranks > 1 else CPU_SHARED_MEMORY
+    own = f"{GPU_SHARED_MEMORY_GIBIBYTES * gpus(pool)}Gi" if on_gpu(pool) else several
     size = _and_offload(spec, pool.shared_memory or own)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
 

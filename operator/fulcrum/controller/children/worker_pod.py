@@ -15,6 +15,7 @@ from fulcrum.api.names import (
     ANNOTATION_KV_DTYPE,
     ANNOTATION_NO_KV,
     ANNOTATION_PORTS,
+    ANNOTATION_RANKS,
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
@@ -33,6 +34,7 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import PATH_STARTED, WorkerConfig
 from fulcrum.balance import worker_config, worker_image, worker_revision
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
+from fulcrum.controller.children.expert_exchange import exchange_env
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.owner import (
@@ -110,6 +112,8 @@ def worker_pod(
         metadata["annotations"][ANNOTATION_KV_DTYPE] = config.kv_cache.dtype
     if said := without_defaults(pool.ports):
         metadata["annotations"][ANNOTATION_PORTS] = msgspec.json.encode(said).decode()
+    if pool.parallelism.data > 1:
+        metadata["annotations"][ANNOTATION_RANKS] = str(pool.parallelism.data)
     if not config.exchanges_kv:
         metadata["annotations"][ANNOTATION_NO_KV] = "true"
     made = _pod_spec(owner, spec, pool, image, _container(spec, pool, config, known))
@@ -192,6 +196,7 @@ def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig, mod
         "env": [
             {"name": ENV_WORKER_CONFIG, "value": msgspec.json.encode(without_defaults(config)).decode()},
             *pod_identity_env(),
+            *exchange_env(pool),
             *_credentials(spec),
         ],
         "ports": [
