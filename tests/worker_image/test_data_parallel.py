@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,16 @@ def test_the_state_of_another_prompt_gives_other_tokens(workers: Workers) -> Non
     """What the tests above compare would show a wrong block."""
     wrong = legs(workers.prefill, workers.decode, 30, ranks=(1, 0), of=31)
     assert wrong != answer(workers.alone, 31)
+
+
+def test_idle_ranks_leave_the_cores_alone(workers: Workers) -> None:
+    """They run no dummy batches for each other, and wait for work asleep."""
+    shares: list[float] = []
+    while not shares or (shares[-1] > RANKS / 3 and len(shares) < 5):
+        before, began = workers.prefill.cpu_seconds(), time.monotonic()
+        time.sleep(3)  # a duration to measure over, not a wait for something
+        shares.append((workers.prefill.cpu_seconds() - before) / (time.monotonic() - began))
+    assert shares[-1] < RANKS / 3, shares
 
 
 def test_a_flip_restarts_no_rank(workers: Workers) -> None:

@@ -35,21 +35,11 @@ class GroupPlace:
         return f"{name}-{node}{dot}{domain}"
 
 
-def gpus(config: WorkerConfig) -> int:
-    """GPUs of the worker; on CPUs, its processes that compute."""
-    return config.tensor_parallel * config.pipeline_parallel * config.data_parallel
-
-
-def local_ranks(config: WorkerConfig) -> int:
-    """Ranks of data parallel that begin on one node; a rank with several nodes is one of each of them."""
-    return max(1, config.data_parallel // config.nodes)
-
-
 def read_place(config: WorkerConfig, environment: Mapping[str, str]) -> GroupPlace | None:
     """Return the place; None for a worker on one node. Raises BadConfigError where the environment does not tell it."""
     if config.nodes == 1:
         return None
-    if config.nodes < 1 or gpus(config) % config.nodes:
+    if config.nodes < 1 or config.gpus % config.nodes:
         raise BadConfigError(
             f"{ENV_WORKER_CONFIG}: nodes: {config.nodes} do not share tensorParallel * pipelineParallel * dataParallel "
             "GPUs evenly"
