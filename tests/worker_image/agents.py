@@ -25,6 +25,7 @@ from fulcrum.api.names import (
     ENV_POD_NAME,
     ENV_POD_NAMESPACE,
     ENV_WORKER_CONFIG,
+    HEADER_RANK,
     PORT_AGENT,
     PORT_ENGINE,
     PORT_NIXL,
@@ -170,7 +171,7 @@ class Agent:
         body = {"model": SERVED_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
         headers = {"X-Request-Id": request_id} if request_id else {}
         if rank is not None:
-            headers["X-data-parallel-rank"] = str(rank)
+            headers[HEADER_RANK] = str(rank)
         return post_json(f"{self.engine_url}/v1/completions", body, headers=headers)
 
     def wait_ready(self, *, seconds: float = START_SECONDS) -> None:

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG
 
-HEADER_RANK: Final = "X-data-parallel-rank"
-"""Header of a request by which vLLM gives it to a rank."""
 DENSE: Final = (
     "spec.pools[].parallelism.data: the model is dense (vLLM finds no experts in it), and ranks that step together "
     "only slow each other down there; set data to 1 and raise spec.pools[].workers"
