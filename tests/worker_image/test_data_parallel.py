@@ -86,6 +86,17 @@ def reports(agent: Agent) -> tuple[RankReport, ...]:
     return found
 
 
+def settled(agent: Agent) -> tuple[RankReport, ...]:
+    """Reports of an idle group once all is counted that it has answered: vLLM answers first."""
+    seen: list[tuple[RankReport, ...]] = []
+
+    def stands_still() -> tuple[RankReport, ...] | None:
+        seen.append(reports(agent))
+        return seen[-1] if seen[-2:-1] == seen[-1:] else None
+
+    return wait_until(stands_still, seconds=60, pause_seconds=0.5, what=lambda: f"{seen[-2:]}")
+
+
 def legs(prefill: Agent, decode: Agent, number: int, *, ranks: tuple[int, int], of: int | None = None) -> list[int]:
     """The answer of a rank of `decode` to a prompt that a rank of `prefill` holds; `of`: to another one."""
     name = f"legs-{prefill.ip}-{number}"
@@ -105,7 +116,7 @@ def test_ranks_answer_as_one_engine_does(workers: Workers) -> None:
 
 
 def test_a_request_goes_to_the_rank_in_its_header(workers: Workers) -> None:
-    before = reports(workers.prefill)
+    before = settled(workers.prefill)
     for _turn in range(2):
         answer(workers.prefill, 10, rank=1)
     wait_until(
@@ -130,8 +141,8 @@ def _grown(before: tuple[RankReport, ...], after: tuple[RankReport, ...], counte
 
 
 def test_the_report_tells_of_each_rank_and_of_all(workers: Workers) -> None:
+    ranks = settled(workers.prefill)
     load = workers.prefill.load()
-    ranks = reports(workers.prefill)
     assert [rank.rank for rank in ranks] == [0, 1]
     assert workers.alone.load().ranks is msgspec.UNSET
     assert [rank.kv_capacity_tokens for rank in ranks] == [workers.alone.load().kv_capacity_tokens] * RANKS
@@ -143,7 +154,7 @@ def test_the_report_tells_of_each_rank_and_of_all(workers: Workers) -> None:
 
 
 def test_each_pair_of_ranks_hands_over(workers: Workers) -> None:
-    before = reports(workers.decode)
+    before = settled(workers.decode)
     for number, ranks in enumerate(((0, 0), (0, 1), (1, 0), (1, 1)), start=20):
         assert legs(workers.prefill, workers.decode, number, ranks=ranks) == answer(workers.alone, number), ranks
 
