@@ -25,6 +25,7 @@ from fulcrum.api.names import (
     ENV_POD_NAME,
     ENV_POD_NAMESPACE,
     ENV_WORKER_CONFIG,
+    HEADER_RANK,
     PORT_AGENT,
     PORT_ENGINE,
     PORT_NIXL,
@@ -77,6 +78,21 @@ def prepared_model(name: str = MODEL) -> str:
         [sys.executable, "-m", "fulcrum.cli.app", "model", name], check=True, stdout=subprocess.PIPE, text=True
     )
     return done.stdout.strip()
+
+
+def model_of_kind(kind: str, folder: Path) -> str:
+    """Path of a tiny model of `kind` (`tiny_kinds`), written into the folder where it is not there yet."""
+    model = folder / "model"
+    if not model.exists():
+        program = Path(__file__).parent / "tiny_kinds.py"
+        subprocess.run([sys.executable, str(program), kind, prepared_model(), str(model)], check=True)
+    return str(model)
+
+
+def token_prompt(number: int, *, tokens: int) -> list[int]:
+    """Token ids; prompts of different numbers differ in their first half only."""
+    half = tokens // 2
+    return [*(1000 + 7 * number + 3 * place for place in range(half)), *range(5000, 5000 + half)]
 
 
 def worker_config(**changes: Any) -> WorkerConfig:
@@ -142,10 +158,20 @@ class Agent:
             lines = response.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
-    def complete(self, prompt: str, *, max_tokens: int, request_id: str | None = None, **more: Any) -> Any:
-        """One greedy completion by vLLM itself."""
+    def complete(
+        self,
+        prompt: str | list[int],
+        *,
+        max_tokens: int,
+        request_id: str | None = None,
+        rank: int | None = None,
+        **more: Any,
+    ) -> Any:
+        """One greedy completion by vLLM itself, by one of its ranks where it is named."""
         body = {"model": SERVED_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
-        headers = {"X-Request-Id": request_id} if request_id else None
+        headers = {"X-Request-Id": request_id} if request_id else {}
+        if rank is not None:
+            headers[HEADER_RANK] = str(rank)
         return post_json(f"{self.engine_url}/v1/completions", body, headers=headers)
 
     def wait_ready(self, *, seconds: float = START_SECONDS) -> None:

@@ -85,7 +85,10 @@ def code_of(model: str) -> object:
     from vllm.engine.arg_utils import EngineArgs
 
     try:
-        EngineArgs(model=model, data_parallel_size=2, max_model_len=1024).create_engine_config()
+        arguments = EngineArgs(
+            model=model, data_parallel_size=2, enable_expert_parallel=True, max_model_len=1024, enforce_eager=True
+        )
+        arguments.create_engine_config()
     except SystemExit as ended:
         return ended.code
     return 0

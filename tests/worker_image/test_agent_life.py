@@ -15,10 +15,11 @@ import pytest
 from tests.machine import deadline_seconds
 from tests.worker_image.agents import free_address, worker_config
 
-from fulcrum.api.worker import EXIT_ENGINE_NOT_STARTED, WorkerConfig
+from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_NOT_STARTED, WorkerConfig
 from fulcrum_worker.agent import run_agent
-from fulcrum_worker.config import PodIdentity
+from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_command import EngineCommand
+from fulcrum_worker.engine_ranks import DENSE, lost_lines
 
 
 def command(program: str) -> EngineCommand:
@@ -36,6 +37,19 @@ async def test_an_engine_that_ends_at_once(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().out.endswith(
         "vLLM ended with exit code 1 before it was ready; its last lines:\nno such model\n"
     )
+
+
+async def test_a_rank_that_is_lost_at_the_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    (said,) = lost_lines([("EngineCore_DP3", -9)])
+    assert await run(worker_config(), command(f"print({said!r}); raise SystemExit(1)")) == EXIT_ENGINE_NOT_STARTED
+    reason = "rank 3 was killed by SIGKILL; vLLM ended with exit code 1 before it was ready"
+    assert capfd.readouterr().out.endswith(f"{reason}; its last lines:\n{said}\n")
+
+
+async def test_what_an_engine_refuses_is_a_bad_configuration() -> None:
+    said = f"fulcrum: refused: {DENSE}"
+    with pytest.raises(BadConfigError, match=r"the model is dense .* raise spec.pools.*workers"):
+        await run(worker_config(), command(f"print({said!r}); print('more'); raise SystemExit({EXIT_BAD_CONFIG})"))
 
 
 async def test_an_engine_that_never_answers(capfd: pytest.CaptureFixture[str]) -> None:

@@ -254,8 +254,9 @@ def test_a_pools_ports_reach_the_engine_and_the_usual_ones_change_no_argument() 
     assert environment_of(cuda(ports=ports))["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5700"
     for rank in ("0", "1"):
         assert value(in_group(rank, ports=ports).argv, "--master-port") == "29777"
-        assert "--master-port" not in in_group(rank).argv
-    assert "--master-port" not in argv_of(cuda(ports=ports))
+        assert value(in_group(rank, ports=ports).argv, "--data-parallel-rpc-port") == "29826"
+        assert {"--master-port", "--data-parallel-rpc-port"}.isdisjoint(in_group(rank).argv)
+    assert {"--master-port", "--data-parallel-rpc-port"}.isdisjoint(argv_of(cuda(ports=ports)))
 
 
 def ranks(count: int, **changes: Any) -> WorkerConfig:
@@ -335,6 +336,7 @@ def test_the_ports_that_an_engine_listens_on() -> None:
     assert list(check_engine_args(("--data-parallel-size=2",)))
     assert side_channels(ranks(2), "10.1.2.3", None) == (("10.1.2.3", 5600), ("10.1.2.3", 5601))
     assert f"master_port: int = {PORT_RANKS}" in code("config/parallel.py", "ParallelConfig")
+    assert "data_parallel_rpc_port: int = Field(default=29550" in code("config/parallel.py", "ParallelConfig")
     assert "port = parallel_config.master_port" in code("distributed/parallel_state.py", "init_distributed_environment")
 
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from tests.machine import deadline_seconds, wait_until
-from tests.worker_image.agents import prepared_model, worker_config
+from tests.worker_image.agents import model_of_kind, prepared_model, worker_config
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG, WorkerConfig
 from fulcrum_worker.config import PodIdentity
 from fulcrum_worker.engine_command import engine_command
-from fulcrum_worker.engine_ranks import DENSE, lost_lines, lost_rank
+from fulcrum_worker.engine_ranks import DENSE, NO_EXPERTS, lost_lines, lost_rank, why_refused
 from fulcrum_worker.engine_start import vllm_facts
 
 FOLDER = Path(__file__).parent
@@ -50,11 +50,9 @@ def good_commands() -> list[list[str]]:
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
     """One process for all of it: most of its time are imports."""
-    experts = tmp_path_factory.mktemp("ranks") / "model"
-    tiny = prepared_model()
-    subprocess.run([sys.executable, str(FOLDER / "tiny_kinds.py"), "qwen3_moe", tiny, str(experts)], check=True)
+    experts = model_of_kind("qwen3_moe", tmp_path_factory.mktemp("ranks"))
     commands = json.dumps([*good_commands(), *WRONG])
-    program = [sys.executable, str(FOLDER / "rank_program.py"), str(experts), tiny, commands]
+    program = [sys.executable, str(FOLDER / "rank_program.py"), experts, prepared_model(), commands]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=deadline_seconds(300))
     assert done.returncode == 1, done.stderr
     return Looked(json.loads(done.stdout.splitlines()[-1]), done.stderr)
@@ -65,6 +63,21 @@ def test_what_was_killed_is_named_before_what_missed_it() -> None:
     assert lines == ["fulcrum: rank 12 was killed by SIGKILL", "fulcrum: rank 0 ended with exit code 1"]
     assert lost_rank(["(APIServer pid=1) INFO", *lines]) == "rank 12 was killed by SIGKILL"
     assert lost_lines([("EngineCore_DP0", 0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "experts", "moe", "why"),
+    [
+        (1, False, False, None),
+        (1, True, False, NO_EXPERTS),
+        (2, False, False, DENSE),
+        (2, True, False, DENSE),
+        (1, True, True, None),
+        (2, False, True, None),
+    ],
+)
+def test_a_dense_model_has_no_ranks_and_no_experts(ranks: int, experts: bool, moe: bool, why: str | None) -> None:
+    assert why_refused(ranks, experts=experts, moe=moe) == why
 
 
 def test_text_of_a_request_names_no_rank() -> None:

@@ -13,8 +13,10 @@ import pytest
 from tests.controller.cluster import eventually
 from tests.machine import deadline_seconds
 
-from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
+from fulcrum.api.worker import EXIT_BAD_CONFIG, EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED
+from fulcrum_worker.config import BadConfigError
 from fulcrum_worker.engine_command import EngineCommand
+from fulcrum_worker.engine_ranks import lost_lines
 from fulcrum_worker.follower import run_follower
 
 pytestmark = pytest.mark.integration
@@ -32,6 +34,19 @@ async def test_it_ends_when_its_part_of_the_engine_does_and_says_what_that_said(
     said = capsys.readouterr().err
     assert "ended with code 3" in said
     assert "NCCL error: unhandled" in said
+
+
+async def test_a_lost_rank_is_named_and_a_refused_configuration_is_no_end_of_an_engine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (lost,) = lost_lines([("EngineCore_DP9", -9)])
+    assert (
+        await run_follower(command(sys.executable, "-c", f"print({lost!r}); raise SystemExit(1)")) == EXIT_ENGINE_DIED
+    )
+    assert capsys.readouterr().err.startswith("rank 9 was killed by SIGKILL; vLLM ended with code 1.")
+    refused = f"print('fulcrum: refused: too dense'); raise SystemExit({EXIT_BAD_CONFIG})"
+    with pytest.raises(BadConfigError, match="too dense"):
+        await run_follower(command(sys.executable, "-c", refused))
 
 
 async def test_an_engine_that_cannot_be_executed_is_said() -> None:

@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.machine import deadline_seconds
 
+from fulcrum.api.names import HEADER_RANK
 from fulcrum_worker import measure
-from fulcrum_worker.engine_ranks import HEADER_RANK
 from fulcrum_worker.fit import DecodeSample, PrefillSample
 from fulcrum_worker.measure import (
     BUDGET_SECONDS,

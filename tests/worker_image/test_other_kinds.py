@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +11,9 @@ from tests.worker_image.agents import (
     REMOTE_DECODE,
     START_SECONDS,
     Agent,
-    prepared_model,
+    model_of_kind,
     start_agent,
+    token_prompt,
     wait_until,
     worker_config,
 )
@@ -36,12 +35,10 @@ class Pair(NamedTuple):
 
 def start(kind: str, folder: Path, role: Role) -> Agent:
     """A worker with a tiny model of `kind`."""
-    model = folder / "model"
-    if not model.exists():
-        program = Path(__file__).parent / "tiny_kinds.py"
-        subprocess.run([sys.executable, str(program), kind, prepared_model(), str(model)], check=True)
     kv_cache = KvCacheConfig(dtype="auto", block_size=32, memory_bytes=64 << 20)
-    config = worker_config(model=str(model), role=role, kv_cache=kv_cache, engine_args=("--dtype", "float32"))
+    config = worker_config(
+        model=model_of_kind(kind, folder), role=role, kv_cache=kv_cache, engine_args=("--dtype", "float32")
+    )
     return start_agent(folder, config, name=role.value)
 
 
@@ -60,9 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def prompt(number: int) -> list[int]:
-    """Token ids; prompts differ in their first half only."""
-    half = PROMPT_TOKENS // 2
-    return [*(1000 + 7 * number + 3 * place for place in range(half)), *range(5000, 5000 + half)]
+    return token_prompt(number, tokens=PROMPT_TOKENS)
 
 
 def tokens(answer: Any) -> list[str]:

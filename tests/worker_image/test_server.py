@@ -162,3 +162,13 @@ async def test_the_startup_probe_succeeds_before_the_measurement(client: Client,
     assert state.startup_told.is_set()
     state.warm = True
     assert (await ask(PATH_STARTED))[1] == "ready"
+
+
+async def test_a_group_that_forms_names_the_node_it_waits_for(client: Client, state: WorkerState) -> None:
+    state.warm = False
+    state.miss("node 1 (c-p-0-0-1.c-p-0.ml) has no address: its Pod does not run yet")
+    async with client.get("/readyz") as response:
+        assert (await response.json())["reason"] == state.missing
+    state.miss(None)
+    async with client.get("/readyz") as response:
+        assert (await response.json())["reason"] == "the engine is starting: imports"

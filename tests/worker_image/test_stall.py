@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -54,6 +55,12 @@ def test_the_bound_follows_the_longest_step(
 ) -> None:
     engine = EngineMetrics(max_batched_tokens=budget, max_batch=64, kv_capacity_tokens=100_000)
     assert stall_seconds(speed, engine) == pytest.approx(expected)
+
+
+def test_each_rank_has_a_share_of_the_contexts() -> None:
+    engine = EngineMetrics(max_batched_tokens=8192, max_batch=64, kv_capacity_tokens=400_000)
+    engine = replace(engine, ranks=(EngineMetrics(),) * 4)
+    assert stall_seconds(SPEED, engine) == pytest.approx(20 * (0.1 + 8.192 + 0.05 + 0.64 + 0.1))
 
 
 async def silence(scraped: Callable[[int], EngineMetrics], *, scrapes: int) -> float | None:

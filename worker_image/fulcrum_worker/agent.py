@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -17,13 +18,7 @@ from aiohttp import web
 from fulcrum.api.names import ENV_POD_IP, Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.reasons import Reason
-from fulcrum.api.worker import (
-    EXIT_BAD_CONFIG,
-    EXIT_ENGINE_DIED,
-    EXIT_ENGINE_NOT_STARTED,
-    EXIT_ENGINE_STALLED,
-    WorkerConfig,
-)
+from fulcrum.api.worker import EXIT_ENGINE_DIED, EXIT_ENGINE_NOT_STARTED, EXIT_ENGINE_STALLED, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.drain import wait_until_idle
@@ -31,9 +26,9 @@ from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_process import EngineProcess, digest
-from fulcrum_worker.engine_ranks import how, lost_rank
+from fulcrum_worker.engine_ranks import how, lost_rank, refusal
 from fulcrum_worker.engine_start import Roles, kv_role
-from fulcrum_worker.group import read_place, side_channels
+from fulcrum_worker.group import read_place, side_channels, wait_for_nodes
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.policy import offload_setting, vllm_version
@@ -73,7 +68,7 @@ async def run_agent(
 
     `token` is what the engine asks for, and what the agent asks of callers that would change something. `files` are
     shared with the engine. `turned` gives the command for another role where that takes another engine; None: an engine
-    takes every role.
+    takes every role. Raises BadConfigError for what can only be seen by listening, or by the engine.
     """
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -96,8 +91,10 @@ async def run_agent(
             speed_file=files.speed if files is not None else None,
             roles=Roles.LIVE if turned is None else Roles.AT_START,
         )
-        channels = side_channels(config, pod.ip, read_place(config, os.environ))
-        async with _serving(config, pod, state), _hearing(state, files):
+        place = read_place(config, os.environ)
+        channels = side_channels(config, pod.ip, place)
+        forming = None if place is None else partial(wait_for_nodes, place, state.miss)
+        async with _serving(config, pod, state), _beside(_hearing(state, files)), _beside(forming):
             engine = EngineProcess(command)
             return await _Life(config, state, engine, stop, hurry, channels=channels, turned=turned).run()
 
@@ -121,18 +118,25 @@ async def _serving(config: WorkerConfig, pod: PodIdentity, state: WorkerState) -
 
 
 @contextlib.asynccontextmanager
-async def _hearing(state: WorkerState, files: EngineFiles | None) -> AsyncIterator[None]:
-    """Follow the engine's KV events where it has tiers."""
-    if files is None or state.offload is None:
+async def _beside(work: Callable[[], Coroutine[Any, Any, None]] | None) -> AsyncIterator[None]:
+    """Have something run as long as the worker lives; None: nothing."""
+    if work is None:
         yield
         return
-    state.kv_events = KvEvents()
-    following = asyncio.create_task(state.kv_events.follow(files.events))
+    running = asyncio.create_task(work())
     try:
         yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _hearing(state: WorkerState, files: EngineFiles | None) -> Callable[[], Coroutine[Any, Any, None]] | None:
+    """Following the engine's KV events, where it has tiers."""
+    if files is None or state.offload is None:
+        return None
+    state.kv_events = KvEvents()
+    return partial(state.kv_events.follow, files.events)
 
 
 class _Life:
@@ -196,15 +200,17 @@ class _Life:
         try:
             up = await _first(self._bring_up(started), ended, stopped, stuck)
             if ended.done():
-                refused = ended.result() == EXIT_BAD_CONFIG
-                code = EXIT_BAD_CONFIG if refused else EXIT_ENGINE_NOT_STARTED
-                return await self._failed(code, f"vLLM {how(ended.result())} before it was ready")
+                if (why := refusal(ended.result(), await self._engine.last_lines())) is not None:
+                    raise BadConfigError(why)
+                return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {how(ended.result())} before it was ready")
             if stopped.done():
                 logger.info("worker_stopping reason=signal phase=starting")
                 return 0
             if not up:
                 stage = self._state.stage
-                reason = await not_ready_reason(self._state.session, self._state.engine_url, self._state.side_channels)
+                reason = self._state.missing or await not_ready_reason(
+                    self._state.session, self._state.engine_url, self._state.side_channels
+                )
                 await self._engine.stop(grace_seconds=_STOP_GRACE_SECONDS)
                 return await self._failed(EXIT_ENGINE_NOT_STARTED, f"vLLM {stuck.result()} (stage {stage}): {reason}")
             stuck.cancel()

@@ -23,7 +23,7 @@ from fulcrum_worker.engine_experts import ENV_EXPERTS_ON_CPU
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_start import VllmFacts
 from fulcrum_worker.engine_transfer import transfer_config
-from fulcrum_worker.group import GroupPlace, gpus, local_ranks, read_place
+from fulcrum_worker.group import GroupPlace, read_place
 from fulcrum_worker.kv.events import events_config
 from fulcrum_worker.kv.policy import FRONT_SCHEDULER, effective_policy
 from fulcrum_worker.nixl_idle import ENV_POLL_MICROSECONDS
@@ -34,6 +34,8 @@ _CPU_BLOCK_TOKENS: Final = 32
 SHUTDOWN_TIMEOUT_SECONDS: Final = 5
 """How long vLLM itself goes on after SIGTERM: for a request that came between the last scrape and the signal."""
 
+_RPC_DISTANCE: Final = 29550 - PORT_RANKS
+"""From the port where ranks find each other to the one where ranks of data parallel on other nodes do (vLLM 0.32)."""
 _USUAL: Final = VllmFacts()
 _DTYPES: Final = {"auto": "bfloat16", "half": "float16", "float": "float32"}
 """Other names that vLLM's `--dtype` takes."""
@@ -89,7 +91,11 @@ def _in_group(place: GroupPlace | None, port: int) -> tuple[str, ...]:
     if place is None:
         return ()
     argv = ["--nnodes", str(place.nodes), "--node-rank", str(place.rank)]
-    argv += ["--master-addr", place.leader, *(() if port == PORT_RANKS else ("--master-port", str(port)))]
+    argv += ["--master-addr", place.leader]
+    if port != PORT_RANKS:
+        argv += ["--master-port", str(port)]
+        # On a node's network another group may have vLLM's usual one. This keeps the usual distance.
+        argv += ["--data-parallel-rpc-port", str(port + _RPC_DISTANCE)]
     return (*argv, *(("--headless",) if place.rank else ()))
 
 
@@ -166,7 +172,7 @@ def _ranks_argv(config: WorkerConfig) -> list[str]:
     argv: list[str] = []
     if config.data_parallel > 1:
         argv += ["--data-parallel-size", str(config.data_parallel)]
-        argv += ["--data-parallel-size-local", str(local_ranks(config))]
+        argv += ["--data-parallel-size-local", str(config.local_ranks)]
     if config.expert_parallel:
         argv += ["--enable-expert-parallel"]
     if config.all2all_backend is not None:
@@ -202,7 +208,7 @@ def _computes_in(config: WorkerConfig) -> str:
 def _kv_bytes_per_gpu(config: WorkerConfig) -> int | None:
     """KV cache of each GPU: the spec's is a worker's, vLLM's option a GPU's (`CacheConfig.kv_cache_memory_bytes`)."""
     kv_bytes = config.kv_cache.memory_bytes or (CPU_DEFAULT_KV_BYTES if config.accelerator == CPU else None)
-    return None if kv_bytes is None else kv_bytes // gpus(config)
+    return None if kv_bytes is None else kv_bytes // config.gpus
 
 
 def _environment(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 from fulcrum.api.worker import EngineProgress, KvPoolReport, OffloadReport, TransferCounters, WorkCounters
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 from fulcrum_worker.engine_steps import LONGEST_STEP, STEPPED_AT
+from fulcrum_worker.engine_work import GENERATED, WORK, work_counters
 from fulcrum_worker.kv.pool import names as pool_names
 from fulcrum_worker.kv.registration import HOST_TOKENS, HOST_USED
 
@@ -22,15 +23,8 @@ _WAITING: Final = "vllm:num_requests_waiting"
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """The newer name first."""
 _CACHE_CONFIG: Final = "vllm:cache_config_info"
-# These are observed together when a request ends, so that they always speak of the same requests.
-_PREFILL: Final = "vllm:request_prefill_time_seconds"
-_PROMPT: Final = "vllm:request_prompt_tokens"
-_COMPUTED: Final = "vllm:request_prefill_kv_computed_tokens"
 _BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
-"""Counted at the first token, and, unlike `_COMPUTED`, without prompts whose KV was pulled from a peer."""
-_BETWEEN_TOKENS: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-"""The newer name first. One observation for each request and step: with speculative decoding, of several tokens."""
-_FIRSTS: Final = "vllm:time_to_first_token_seconds_count"
+"""Counted at the first token, and, unlike what `WORK` has, without prompts whose KV was pulled from a peer."""
 _FAILED_TRANSFERS: Final = "vllm:nixl_num_failed_transfers_total"
 _FAILED_NOTIFICATIONS: Final = "vllm:nixl_num_failed_notifications_total"
 _EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
@@ -51,18 +45,11 @@ _PREFIX: Final = "vllm:prefix_cache_queries_total"
 _PREFIX_HITS: Final = "vllm:prefix_cache_hits_total"
 """In tokens."""
 _STEPS: Final = "vllm:iteration_tokens_total_count"
-_GENERATED: Final = "vllm:generation_tokens_total"
-_TOKENS: Final = ("vllm:prompt_tokens_total", _GENERATED)
-_TOTALS: Final = tuple(
-    f"{name}_{part}" for name in (_PREFILL, _PROMPT, _COMPUTED, *_BETWEEN_TOKENS) for part in ("sum", "count")
-)
-DECODE_TOKENS: Final = (_GENERATED, _FIRSTS)
-"""What `decode_tokens` reads."""
-_WORK: Final = (*_TOTALS, *DECODE_TOKENS)
+_TOKENS: Final = ("vllm:prompt_tokens_total", GENERATED)
 _COUNTERS: Final = (_FAILED_TRANSFERS, _FAILED_NOTIFICATIONS, _EXPIRED, _STEPS, *_TOKENS)
 _WANTED: Final = (
     *(_RUNNING, _WAITING, *_KV_USAGE, _CACHE_CONFIG, MAX_BATCH, MAX_BATCHED_TOKENS, STEPPED_AT, LONGEST_STEP),
-    *(*_WORK, _BY_SOURCE, *_COUNTERS, _PREFIX, _PREFIX_HITS),
+    *(*WORK, _BY_SOURCE, *_COUNTERS, _PREFIX, _PREFIX_HITS),
     *(HOST_USED, HOST_TOKENS, _LOADED, _LOAD_SECONDS, _STORED, _CACHED_BY_SOURCE),
     *(*_POOL_COUNTERS.values(), _POOL_SECONDS, pool_names.PROBLEM),
 )
@@ -183,8 +170,8 @@ def _metrics(samples: dict[str, list[Sample]]) -> EngineMetrics:
         kv_usage=sum(sample.value for sample in usage) / len(usage) if usage else None,
         kv_capacity_tokens=_capacity_tokens(samples.get(_CACHE_CONFIG, [])),
         kv_cache_dtype=_cache_dtype(samples.get(_CACHE_CONFIG, [])),
-        work=_work(
-            {name: sum(sample.value for sample in samples[name]) for name in _WORK if name in samples},
+        work=work_counters(
+            {name: sum(sample.value for sample in samples[name]) for name in WORK if name in samples},
             computed_tokens=_from_source(samples.get(_BY_SOURCE, []), "local_compute"),
         ),
         transfers=_transfers(samples),
@@ -277,31 +264,6 @@ def _progress(samples: dict[str, list[Sample]]) -> EngineProgress | None:
     steps, *tokens = (_total(samples.get(name)) for name in (_STEPS, *_TOKENS))
     known = [count for count in tokens if count is not None]
     return EngineProgress(steps=steps, tokens=sum(known)) if steps is not None and len(known) == len(tokens) else None
-
-
-def _work(totals: dict[str, float], *, computed_tokens: int | None) -> WorkCounters | None:
-    """All of it or nothing: a part alone would make rates of unlike things."""
-    between = next((name for name in _BETWEEN_TOKENS if f"{name}_count" in totals), _BETWEEN_TOKENS[0])
-    decoded = decode_tokens(totals)
-    try:
-        prompt_tokens = totals[f"{_PROMPT}_sum"]
-        return WorkCounters(
-            prompts=round(totals[f"{_PREFILL}_count"]),
-            prompt_tokens=round(prompt_tokens),
-            cached_tokens=round(max(prompt_tokens - totals[f"{_COMPUTED}_sum"], 0.0)),
-            prefill_seconds=totals[f"{_PREFILL}_sum"],
-            decode_tokens=round(totals[f"{between}_count"] if decoded is None else decoded),
-            decode_seconds=totals[f"{between}_sum"],
-            computed_tokens=computed_tokens,
-        )
-    except KeyError:
-        return None
-
-
-def decode_tokens(totals: Mapping[str, float]) -> float | None:
-    """Generated tokens after the first of their request, by vLLM's counters of those names; None where it has none."""
-    generated, first = (totals.get(name) for name in DECODE_TOKENS)
-    return None if generated is None or first is None else max(generated - first, 0.0)
 
 
 def _capacity_tokens(samples: list[Sample]) -> int | None:

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG
 
-HEADER_RANK: Final = "X-data-parallel-rank"
-"""Header of a request by which vLLM gives it to a rank."""
 DENSE: Final = (
     "spec.pools[].parallelism.data: the model is dense (vLLM finds no experts in it), and ranks that step together "
     "only slow each other down there; set data to 1 and raise spec.pools[].workers"
 )
+NO_EXPERTS: Final = "spec.pools[].parallelism.experts: the model is dense (vLLM finds no experts in it); remove experts"
+_REFUSED: Final = "fulcrum: refused: "
 _LOST: Final = re.compile(r"fulcrum: rank (\d{1,5}) (was killed by \w{1,20}|ended with exit code \d{1,5})")
 _PROCESS: Final = re.compile(r"EngineCore_DP(\d+)")
 
@@ -64,21 +64,37 @@ def lost_rank(lines: Iterable[str]) -> str | None:
 
 
 def refuse_dense_ranks() -> None:
-    """End this process where its engine has several ranks and a dense model. Raises ImportError, AttributeError.
+    """End this process where its engine is to share the experts of a dense model, or has several ranks for it.
 
-    Call it before vLLM's server makes its configuration.
+    Call it before vLLM's server makes its configuration. Raises ImportError, AttributeError if vLLM differs.
     """
     arguments: Any = importlib.import_module("vllm.engine.arg_utils").EngineArgs
-    create = arguments.create_engine_config
+    create = arguments.create_model_config
 
-    def create_and_check(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = create(self, *args, **kwargs)
-        if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
-            print(f"the worker's configuration cannot be used: {DENSE}", file=sys.stderr, flush=True)
+    def create_and_check(self: Any) -> Any:
+        model = create(self)
+        if (
+            why := why_refused(self.data_parallel_size, experts=self.enable_expert_parallel, moe=model.is_moe)
+        ) is not None:
+            print(f"{_REFUSED}{why}", file=sys.stderr, flush=True)
             sys.exit(EXIT_BAD_CONFIG)
-        return config
+        return model
 
-    arguments.create_engine_config = create_and_check
+    arguments.create_model_config = create_and_check
+
+
+def why_refused(ranks: int, *, experts: bool, moe: bool) -> str | None:
+    """Return why a model, by its kind, is not served so; None: it is."""
+    if moe or (ranks == 1 and not experts):
+        return None
+    return DENSE if ranks > 1 else NO_EXPERTS
+
+
+def refusal(code: int, lines: Iterable[str]) -> str | None:
+    """Return why an engine that ended with `code` refused its configuration, from its lines; None: it did not."""
+    if code != EXIT_BAD_CONFIG:
+        return None
+    return next((line.removeprefix(_REFUSED) for line in lines if line.startswith(_REFUSED)), None)
 
 
 def how(code: int) -> str:

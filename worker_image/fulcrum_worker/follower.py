@@ -17,7 +17,7 @@ from fulcrum_worker.config import BadConfigError, check_locked_memory, read_conf
 from fulcrum_worker.device_faults import blamed
 from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineCommand, engine_command
 from fulcrum_worker.engine_process import EngineProcess, digest
-from fulcrum_worker.engine_ranks import lost_rank
+from fulcrum_worker.engine_ranks import lost_rank, refusal
 from fulcrum_worker.engine_start import vllm_facts
 from fulcrum_worker.kv.policy import vllm_version
 from fulcrum_worker.memory import may_lock_memory
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 async def run_follower(command: EngineCommand) -> int:
     """Run the engine's part until SIGTERM or SIGINT (0), or until it ends by itself (`EXIT_ENGINE_DIED`, or
-    `EXIT_DEVICE_FAILED`)."""
+    `EXIT_DEVICE_FAILED`). Raises BadConfigError where the engine refuses."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -46,6 +46,8 @@ async def run_follower(command: EngineCommand) -> int:
         return 0
     stopped.cancel()
     lines = await engine.last_lines()
+    if (why := refusal(ended.result(), lines)) is not None:
+        raise BadConfigError(why)
     lost = lost_rank(lines)
     what = f"{lost}; " if lost is not None else ""
     code, what = blamed(EXIT_ENGINE_DIED, f"{what}vLLM ended with code {ended.result()}", lines)
@@ -65,11 +67,13 @@ def main() -> int:
         command = engine_command(
             config, pod, model=model, environment=os.environ, facts=vllm_facts(version=vllm_version())
         )
+        logger.info(
+            "follower_started pod=%s/%s cluster=%s pool=%s", pod.namespace, pod.name, config.cluster, config.pool
+        )
+        return asyncio.run(run_follower(command))
     except BadConfigError as error:
         print(f"the worker's configuration cannot be used: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG
-    logger.info("follower_started pod=%s/%s cluster=%s pool=%s", pod.namespace, pod.name, config.cluster, config.pool)
-    return asyncio.run(run_follower(command))
 
 
 if __name__ == "__main__":

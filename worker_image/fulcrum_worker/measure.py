@@ -18,10 +18,11 @@ from typing import Final
 
 import aiohttp
 
+from fulcrum.api.names import HEADER_RANK
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
-from fulcrum_worker.engine_metrics import DECODE_TOKENS, decode_tokens, metric_totals
-from fulcrum_worker.engine_ranks import HEADER_RANK
+from fulcrum_worker.engine_metrics import metric_totals
+from fulcrum_worker.engine_work import DECODE_TOKENS, decode_tokens
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
 
 logger = logging.getLogger(__name__)

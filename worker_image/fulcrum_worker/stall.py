@@ -32,7 +32,7 @@ def stall_seconds(speed: SpeedCoefficients | None, metrics: EngineMetrics) -> fl
     prompt = metrics.max_batched_tokens
     step = speed.prefill_a + speed.prefill_b * prompt + speed.prefill_c * prompt**2
     step += speed.decode_a + speed.decode_b * (metrics.max_batch or 0)
-    step += speed.decode_c * (metrics.kv_capacity_tokens or 0)
+    step += speed.decode_c * (metrics.kv_capacity_tokens or 0) / (len(metrics.ranks) or 1)
     return min(max(LEAST_SECONDS, STEP_FACTOR * step), LONGEST_SECONDS)
 
 

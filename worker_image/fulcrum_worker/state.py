@@ -49,6 +49,8 @@ class WorkerState:
     """True once the engine has come up and has been measured (or not: measuring has a budget)."""
     engine_stage: Callable[[], Stage] = lambda: Stage.IMPORTS
     """What the engine's log says of its start."""
+    missing: str | None = None
+    """Which node keeps a worker on several nodes from forming; None: all are there."""
     startup_probed: bool = False
     """True once a startup probe has asked."""
     startup_told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +74,10 @@ class WorkerState:
         self.drains += role.draining and not self.role.draining
         self.role = role
         self.role_changed.set()
+
+    def miss(self, node: str | None) -> None:
+        """Take over which node is missing."""
+        self.missing = node
 
     @property
     def stage(self) -> Stage:
@@ -101,7 +107,7 @@ class WorkerState:
         if not self.engine_alive:
             return "the engine is not running"
         if not self.warm:
-            return f"the engine is starting: {self.stage}"
+            return self.missing or f"the engine is starting: {self.stage}"
         probed_at, reason = self._probed
         if time.monotonic() - probed_at > _PROBE_FRESH_SECONDS:
             reason = await not_ready_reason(self.session, self.engine_url, self.side_channels)
