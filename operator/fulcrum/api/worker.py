@@ -271,8 +271,25 @@ class Stage(StrEnum):
     READY = "ready"
 
 
+class RankLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The load of one rank of data parallel, where a worker has several. Each field is as in `LoadReport`."""
+
+    running: int | None = None
+    waiting: int | None = None
+    queued_prompt_tokens: int | None = None
+    kv_usage: float | None = None
+    kv_held_for_peers: float | None = None
+    kv_capacity_tokens: int | None = None
+    work: WorkCounters | None = None
+    transfers: TransferCounters | None = None
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero."""
+    """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero.
+
+    Where the worker has ranks of data parallel, counts and capacities are sums over all of them, and parts of a KV
+    cache are of all caches together. Only `speed` is that of one rank while the others have as much to do.
+    """
 
     role: Role
     role_epoch: int
@@ -309,6 +326,32 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """This vLLM has no role for both sides of KV transfers: another role starts the engine again."""
     stage: str | None = None
     """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
+    ranks: tuple[RankLoad | None, ...] | None = None
+    """Each rank of data parallel, in order, None where its engine did not say; None: the worker has one rank."""
+
+    def of_rank(self, rank: int, ranks: int) -> LoadReport:
+        """Return what it says of one of the worker's `ranks`: capacities are shared evenly where a rank does not say.
+
+        What is not known of the rank is unknown, whatever the totals are.
+        """
+        if ranks == 1:
+            return self
+        load = self.ranks[rank] if self.ranks is not None and rank < len(self.ranks) else None
+        load = load or RankLoad()
+        return msgspec.structs.replace(
+            self,
+            running=load.running,
+            waiting=load.waiting,
+            queued_prompt_tokens=load.queued_prompt_tokens,
+            kv_usage=load.kv_usage,
+            kv_held_for_peers=load.kv_held_for_peers,
+            kv_capacity_tokens=load.kv_capacity_tokens or _part(self.kv_capacity_tokens, ranks),
+            max_batch=_part(self.max_batch, ranks),
+            max_batched_tokens=_part(self.max_batched_tokens, ranks),
+            work=load.work,
+            transfers=load.transfers,
+            ranks=None,
+        )
 
     @property
     def idle(self) -> bool:
@@ -319,6 +362,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def starting(self) -> bool:
         """The agent says that its engine is not up yet, and so has no requests. Unknown is not starting."""
         return self.stage not in (None, Stage.READY)
+
+
+def _part(total: int | None, ranks: int) -> int | None:
+    return None if total is None else max(total // ranks, 1)
 
 
 class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -50,7 +50,7 @@ def gauges(gateway: Scraped) -> Iterator[Metric]:
     yield gauge("workers", "Usable workers.", ("role",), by_role)
     in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
     yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
-    known = float(sum(worker.state.known for worker in workers))
+    known = float(sum(worker.ranks[0].state.known for worker in workers))
     yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
     yield from _admission(gateway.admission)
     epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]

@@ -26,3 +26,5 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = ""
     """Element type of the KV cache that its engine was told, in vLLM's words; empty: unknown."""
     node: str = ""
+    data_parallel: int = 1
+    """Ranks of data parallel: each has its own queue, batch and KV cache, and requests are sent to one of them."""

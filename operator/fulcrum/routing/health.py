@@ -8,7 +8,11 @@ from fulcrum.routing.tuning import TUNING
 class Health:
     """What is known of a worker in its present role."""
 
-    def __init__(self, ejections: int = 0) -> None:
+    def __init__(self) -> None:
+        self.begin_again()
+
+    def begin_again(self, ejections: int = 0) -> None:
+        """Forget what it answered; it was ejected so many times in a row."""
         self.answers = self.failures = 0.0
         """Requests that were answered or failed, and those of them that failed; old ones fade."""
         self.samples = 0

@@ -7,19 +7,22 @@ from math import inf
 from statistics import median
 
 from fulcrum.api.names import Role
-from fulcrum.routing.health import Health, enough
+from fulcrum.routing.health import enough
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
 
 def eject_outliers(workers: Iterable[WorkerView], now_seconds: float) -> list[WorkerView]:
-    """Take outliers out of use, each time for longer; they start again with an empty record. Returns them."""
+    """Take outliers out of use, each time for longer; they start again with an empty record. Returns them.
+
+    `workers` has one rank of each worker: all ranks share its health.
+    """
     peers: dict[tuple[str, Role], list[WorkerView]] = {}
     for worker in workers:
         peers.setdefault((worker.pool, worker.role), []).append(worker)
     found = [worker for group in peers.values() for worker in _outliers_of(group)]
     for worker in found:
-        worker.health = Health(min(worker.health.ejections + 1, 10))
+        worker.health.begin_again(min(worker.health.ejections + 1, 10))
         worker.breaker.eject(now_seconds, TUNING.memory_seconds * worker.health.ejections)
     return found
 

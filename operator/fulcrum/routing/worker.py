@@ -1,5 +1,8 @@
 """One worker as routing sees it: its prompts, what decodes on it, and what will. Pure.
 
+Of a worker with ranks of data parallel, each rank is a view of its own: it has its own queue, batch and KV cache. Its
+ranks share what fails and comes back as a whole, the breaker and the health.
+
 Kept in O(1) for each event. Times are the caller's clock in seconds; nothing here reads one. Only `ClusterView` tells a
 worker what happens.
 """
@@ -34,20 +37,38 @@ class WorkerView:
     """The lowest comes first: the worker with the most capacity to decode."""
 
     def __init__(
-        self, *, index: int, name: str, role: Role, pool: str, revision: str, node: str, ranks: tuple[int, ...] = (0,)
+        self,
+        *,
+        index: int,
+        worker: str,
+        dp_rank: int | None,
+        role: Role,
+        pool: str,
+        revision: str,
+        node: str,
+        incarnation: str,
+        breaker: Breaker,
+        health: Health,
+        ranks: tuple[int, ...],
     ) -> None:
+        """`breaker` and `health` are those of all ranks of the worker. `ranks` are those of classes."""
         self.index = index
         """Never used again for another worker, nor for another process of this one."""
-        self.name = name
+        self.worker = worker
+        """Name of the worker."""
+        self.dp_rank = dp_rank
+        """Its rank of data parallel; None: the worker has no other."""
+        self.name = worker if dp_rank is None else f"{worker}/dp{dp_rank}"
+        """Unlike that of any other view."""
         self.role = role
         self.pool = pool
         self.revision = revision
         self.node = node
-        self.incarnation = ""
-        self.breaker = Breaker()
+        self.incarnation = incarnation
+        self.breaker = breaker
         self.tiers: Tiers | None = None
         """What it has below its KV cache; None: nothing, or it is not known."""
-        self.health = Health()
+        self.health = health
         self.step_before = self.step_began = -inf
         """When the last prefill step began, and the one under way, as `timing` sees them."""
 
@@ -186,7 +207,7 @@ class WorkerView:
         """It has this role from now on. What it has is still there; what kept coming for another role does not."""
         if role is not self.role:
             self.role = role
-            self.health = Health()
+            self.health.begin_again()
             self.prompts.prefill_rate = self.join_rate = 0.0
             self.take_turn(0)
 
