@@ -125,7 +125,7 @@ class ClusterView(WorkerSet):
             self.steps.starts(prefill, now_seconds)
         self._started += 1
         self.prefilling[load] = flight
-        prefill.prompts.queue(load, now_seconds)
+        prefill.queue(load, now_seconds)
         decode.promise(load)
         prefill.take_turn(self._started)
         decode.take_turn(self._started)

@@ -17,6 +17,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.breaker import Breaker
 from fulcrum.routing.health import Health
+from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.nominal_speed import NOMINAL_SPEED
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.request_load import RequestLoad
@@ -73,6 +74,8 @@ class WorkerView:
         """When the last prefill step began, and the one under way, as `timing` sees them."""
 
         self.prompts = PrefillQueue(ranks)
+        self.lockstep: Lockstep | None = None
+        """Its worker's ranks, which take each step together; None: it has no others."""
         self.running = 0
         self.prompt_tokens = self.joined_steps = self.expected_tokens = 0.0
         """Sums over own running requests."""
@@ -222,7 +225,18 @@ class WorkerView:
     def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
         self.prompts.unqueue(load, now_seconds, done=done)
+        if self.lockstep is not None:
+            if done:
+                self.lockstep.ended(now_seconds)
+            self.lockstep.changed()
         self._set_keys()
+
+    def queue(self, load: RequestLoad, now_seconds: float) -> None:
+        """A prefill leg was sent to it."""
+        if self.lockstep is None:
+            self.prompts.queue(load, now_seconds)
+        else:
+            self.lockstep.queue(self.prompts, load, now_seconds)
 
     def promise(self, load: RequestLoad) -> None:
         """A request will decode here after its prefill."""

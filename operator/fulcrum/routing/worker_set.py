@@ -12,6 +12,7 @@ from fulcrum.routing.affinity import POOL, AffinityMemory
 from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.health import Health
+from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.outliers import eject_outliers
 from fulcrum.routing.pairs import Pair
 from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
@@ -155,6 +156,10 @@ class WorkerSet:
             self.workers[view.name] = self.by_index[view.index] = view
             self._make_room(view)
             views.append(view)
+        if data_parallel > 1:
+            lockstep = Lockstep([view.prompts for view in views])
+            for view in views:
+                view.lockstep = lockstep
         self.of_worker[name] = found = tuple(views)
         return found
 
