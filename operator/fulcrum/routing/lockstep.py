@@ -6,7 +6,7 @@ any rank, and what decodes on one rank stands still while another one prefills.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, inf
 
 from fulcrum.routing.prefill_queue import PrefillQueue
@@ -16,8 +16,11 @@ from fulcrum.routing.request_load import RequestLoad
 class Lockstep:
     """The prompts on all ranks of a worker, looked at once for each instant."""
 
-    def __init__(self, queues: Sequence[PrefillQueue]) -> None:
-        self._queues = tuple(queues)
+    def __init__(self, queues: Sequence[PrefillQueue], set_keys: Sequence[Callable[[], None]]) -> None:
+        """`set_keys` are called where another rank than the one that something happens on may have another place among
+        workers.
+        """
+        self._queues, self._set_keys = tuple(queues), tuple(set_keys)
         self._rate = self._used_at = 0.0
         """Share of their time that own prompts took, at a time."""
         # What was found at the last look.
@@ -28,6 +31,12 @@ class Lockstep:
         self._prefill_share = 0.0
 
     # What can be asked.
+
+    def turn_at(self, queue: PrefillQueue) -> float:
+        """Time at which a further prompt has its turn on a rank, as of the last look; 0: at once."""
+        _, waiting_seconds = queue.waiting_seconds(self._looked_at)
+        wait_seconds = self._left_seconds + waiting_seconds
+        return self._looked_at + wait_seconds if wait_seconds else 0.0
 
     def left_seconds(self, now_seconds: float) -> float:
         """Time that is left of the step with prompts that is under way."""
@@ -43,6 +52,10 @@ class Lockstep:
         """Time until all prompts are done."""
         self._look(now_seconds)
         return self._left_seconds + self._waiting_seconds
+
+    def overdue(self, now_seconds: float) -> bool:
+        """Every rank with prompts takes more than twice as long as predicted: no rank explains why the others do."""
+        return all(queue.overdue(now_seconds) for queue in self._queues if queue.legs and queue.anchor <= now_seconds)
 
     def prefill_share(self, now_seconds: float) -> float:
         """Share of their time in which any of them prefilled of late, whichever gateway sent the prompts."""
@@ -61,17 +74,21 @@ class Lockstep:
         more = max(self.backlog_seconds(now_seconds) - before - base, 0.0)
         self._rate = self._faded_rate(now_seconds) + more / queue.memory_seconds
         self._used_at = now_seconds
-        self._looked_at = -inf
+        self.moved(now_seconds)
 
-    def changed(self) -> None:
-        """Something else changed on a rank."""
-        self._looked_at = -inf
+    def ended(self, now_seconds: float, *, done: bool) -> None:
+        """A prefill leg ended. It was answered (`done`): a step is over, and what waited for that begins now."""
+        if done:
+            for queue in self._queues:
+                queue.begin_by(now_seconds)
+        self.moved(now_seconds)
 
-    def ended(self, now_seconds: float) -> None:
-        """A step with prompts is over: what waited for that begins now."""
-        for queue in self._queues:
-            queue.begin_by(now_seconds)
+    def moved(self, now_seconds: float) -> None:
+        """The prompts of a rank have changed."""
         self._looked_at = -inf
+        self._look(now_seconds)
+        for set_keys in self._set_keys:
+            set_keys()
 
     def _faded_rate(self, now_seconds: float) -> float:
         return self._rate * exp(-max(now_seconds - self._used_at, 0.0) / self._queues[0].memory_seconds)

@@ -75,7 +75,7 @@ class WorkerView:
 
         self.prompts = PrefillQueue(ranks)
         self.lockstep: Lockstep | None = None
-        """Its worker's ranks, which take each step together; None: it has no others."""
+        """The prompts of its worker's ranks, which take each step together; None: it has no others."""
         self.running = 0
         self.prompt_tokens = self.joined_steps = self.expected_tokens = 0.0
         """Sums over own running requests."""
@@ -120,7 +120,7 @@ class WorkerView:
         # Short prompts share a step, so each bears its part of the base.
         self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
         self.prompts.set_speed(self.prefill_a, self.chunk_tokens)
-        self._set_keys()
+        self.set_keys()
 
     # What can be asked.
 
@@ -220,16 +220,15 @@ class WorkerView:
         Times would not do: a gateway's clock stands still while it takes up what came in one millisecond.
         """
         self.tie_break = tie_break
-        self._set_keys()
+        self.set_keys()
 
     def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
         self.prompts.unqueue(load, now_seconds, done=done)
-        if self.lockstep is not None:
-            if done:
-                self.lockstep.ended(now_seconds)
-            self.lockstep.changed()
-        self._set_keys()
+        if self.lockstep is None:
+            self.set_keys()
+        else:
+            self.lockstep.ended(now_seconds, done=done)
 
     def queue(self, load: RequestLoad, now_seconds: float) -> None:
         """A prefill leg was sent to it."""
@@ -263,7 +262,7 @@ class WorkerView:
         self.expected_tokens += load.output_tokens
         self.joined_steps += self.steps
         load.joined_steps = self.steps
-        self._set_keys()
+        self.set_keys()
         # At least as long as an answer takes: what comes meanwhile sets its pace, and 10 s may hold one long prompt.
         gone = now_seconds - self.joined_at
         life_seconds = self.expected_tokens / self.running * self.step_seconds()
@@ -292,7 +291,7 @@ class WorkerView:
             if not self.tights[tight]:
                 del self.tights[tight]
                 self.tight_tpot_seconds = min(self.tights, default=inf)
-        self._set_keys()
+        self.set_keys()
 
     def advance(self, now_seconds: float) -> None:
         """Time went by: every running request has made a token for each step."""
@@ -317,12 +316,18 @@ class WorkerView:
         self.prompts.set_foreign_prefill(now_seconds, prefill_seconds)
         self.foreign_running, self.foreign_context, self.foreign_share = running, context_tokens, share
         self.reported_at = now_seconds
-        self._set_keys()
+        self.set_keys()
+        if self.lockstep is not None:
+            self.lockstep.moved(now_seconds)
 
-    def _set_keys(self) -> None:
+    def set_keys(self) -> None:
+        """Its place among the others has changed."""
         total = self.prompts.own_seconds + self.prompts.foreign_seconds
         tie_break = float(self.tie_break)
-        if total > 0 and self.known:
+        turn_at = 0.0 if self.lockstep is None else self.lockstep.turn_at(self.prompts)
+        if turn_at and self.known:
+            self.prefill_key = (2.0, turn_at, tie_break)
+        elif total > 0 and self.known:
             self.prefill_key = (2.0, self.prompts.anchor + self.prefill_a + total)
         else:
             self.prefill_key = (1.0 if self.running else 0.0, float(len(self.prompts.legs)), tie_break)

@@ -156,11 +156,11 @@ class WorkerSet:
             self.workers[view.name] = self.by_index[view.index] = view
             self._make_room(view)
             views.append(view)
+        self.of_worker[name] = found = tuple(views)
         if data_parallel > 1:
-            lockstep = Lockstep([view.prompts for view in views])
+            lockstep = Lockstep([view.prompts for view in views], [view.set_keys for view in views])
             for view in views:
                 view.lockstep = lockstep
-        self.of_worker[name] = found = tuple(views)
         return found
 
     def remove(self, name: str) -> None:
