@@ -24,8 +24,9 @@ from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.load_report import load_report
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import Aggregated, StaticSplit
-from fulcrum.simulation.policy import Policy, TickResult
-from fulcrum.simulation.simulated_gateway import Chosen
+from fulcrum.simulation.policies.fixed import Fixed
+from fulcrum.simulation.policy import Policy, TickResult, known_speeds
+from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.view import View
 
@@ -173,6 +174,56 @@ def test_the_production_router_spreads_over_ranks() -> None:
     assert max(used.values()) < 2 * min(used.values())
     assert policy.most > 8, "the report is of all ranks"
     assert {(sample.prefill, sample.decode, sample.pods) for sample in result.fleet} == {(1, 1, 2)}
+
+
+class Predicted(SimulatedGateway):
+    """Notes what was predicted of each request, and what became of it."""
+
+    def __init__(self, slo: LatencyTargets, cluster: ClusterModel) -> None:
+        super().__init__(slo=slo, speeds=known_speeds(cluster))
+        self.seconds: list[tuple[float, float, float, float, float]] = []
+        """Arrival, TTFT predicted and simulated, TPOT predicted and simulated."""
+
+    def ended(self, request: SimulatedRequest, now: float, *, served: bool) -> None:
+        flight, first = self._flights[request.index], request.first_token_seconds
+        if request.output > 1:
+            pace = (now - first) / (request.output - 1)
+            self.seconds.append(
+                (
+                    request.arrival_seconds,
+                    flight.load.ttft_seconds,
+                    first - request.arrival_seconds,
+                    flight.route.tpot_seconds,
+                    pace,
+                )
+            )
+        super().ended(request, now, served=served)
+
+
+class Predicting(Fixed):
+    """Keeps its gateway."""
+
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> Predicted:
+        self.gateway = Predicted(slo, cluster)
+        return self.gateway
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("roles", "rate"), [((Role.PREFILL, Role.DECODE), 5.0), ((Role.MIXED, Role.MIXED), 2.5)], ids=["1P:1D", "2M"]
+)
+def test_what_is_predicted_is_simulated(ranks: int, roles: tuple[Role, ...], rate: float) -> None:
+    """Means within 15 %. Were ranks taken for workers, first tokens would take up to 2.7 times as long, answers 4."""
+    speed = make_speed(prefill=(0.02, 4e-5, 1e-9), decode=(0.015, 1e-4, 5e-8), kv_capacity_tokens=400_000)
+    load = poisson(rate=rate * ranks, count=max(500, 180 * ranks), prompt=1500.0, output=150.0, seed=7, spread=0.8)
+    policy = Predicting([("p", role) for role in roles])
+    simulate(
+        load, groups(ranks, speed), policy, slo=LatencyTargets(ttft_seconds=2.0, tpot_seconds=0.06, attainment=0.95)
+    )
+    # From when on it is known how often prompts come.
+    told = np.array([row for at, *row in policy.gateway.seconds if at > 25.0]).mean(axis=0)
+    assert told[1] == pytest.approx(told[0], rel=0.15)
+    assert told[3] == pytest.approx(told[2], rel=0.15)
 
 
 def test_requests_of_a_worker_that_dies_go_on_with_another_one() -> None:
