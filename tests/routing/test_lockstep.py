@@ -105,6 +105,21 @@ def test_what_decodes_stands_still_while_another_rank_prefills() -> None:
     assert paces[8] > 2 * paces[1]
 
 
+def test_a_path_over_an_idle_rank_is_idle_where_no_other_rank_prefills() -> None:
+    view = one_group(3)
+    assert find(view).idle
+    first = send(view, 0.0)
+    view.prefill_done(first, 0.1)
+    view.finish(first, 0.1)
+    assert find(view, now_seconds=0.1).idle
+    second = send(view, 0.1)
+    found = find(view, ask(two_legs=True), 0.12)
+    assert found.prefill is not second.prefill
+    assert not found.idle
+    view.finish(second, 0.2)
+    assert find(view, now_seconds=0.2).idle
+
+
 def test_a_hang_of_all_ranks_is_one_and_a_long_prompt_on_one_is_none() -> None:
     view = one_group(2)
     long, short = send(view, 0.0, 20_000.0), send(view, 0.0, 100.0)
