@@ -146,7 +146,7 @@ class _Asked(StaticSplit):
     reports: dict[str, LoadReport]
 
     def on_end(self, request: SimulatedRequest, view: View) -> None:
-        self.reports = {pod.name: load_report(pod, pod.worker) for pod in view.pods if pod.worker is not None}
+        self.reports = {pod.name: load_report(pod) for pod in view.pods if pod.ranks}
 
 
 def reports(cluster: Cluster) -> dict[str, LoadReport]:

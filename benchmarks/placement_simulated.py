@@ -114,7 +114,8 @@ def carried(plan: PlacementPlan, admission: AdmissionPolicy) -> float:
     spec = load_inference_cluster(document).spec
     pools = [(pool.name.replace(f"-{pool.role.value}", "", 1), pool) for pool in plan.pools]
     speeds = {
-        name: PoolModel(name=name, speed=p.option.speed.together, gpus_per_worker=p.option.gpus) for name, p in pools
+        name: PoolModel(name=name, speed=p.option.speed, ranks=p.option.speed.ranks, gpus_per_worker=p.option.gpus)
+        for name, p in pools
     }
     cluster = ClusterModel(pools=tuple(speeds.values()))
     initial = [(name, pool.role) for name, pool in pools for _ in range(pool.workers)]

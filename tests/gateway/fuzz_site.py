@@ -58,7 +58,7 @@ def fuzzed(keys: Path | None = None) -> Iterator[Run]:
                 asyncio.get_running_loop(),
             )  # fmt: skip
             await gateway.start()
-            await eventually(lambda: all(worker.state.known for worker in gateway.registry.workers))
+            await eventually(lambda: all(worker.ranks[0].state.known for worker in gateway.registry.workers))
             return gateway
 
         async def stop() -> None:
@@ -106,8 +106,8 @@ async def nothing_left(site: Site) -> None:
     workers = gateway.registry.workers
     await eventually(lambda: all(worker.in_flight == 0 for worker in workers))
     await eventually(lambda: not gateway._inference._attempts._under_way)
-    assert all(worker.state.in_flight == 0 for worker in gateway.registry.workers)
-    assert all(worker.state.prompts.queued_tokens == 0 for worker in gateway.registry.workers)
+    assert all(worker.ranks[0].state.in_flight == 0 for worker in gateway.registry.workers)
+    assert all(worker.ranks[0].state.prompts.queued_tokens == 0 for worker in gateway.registry.workers)
     assert len(gateway.slow_readers) == 0
     assert (len(gateway.bodies), gateway.bodies.total_bytes) == (0, 0)
     gc.collect()

@@ -68,7 +68,7 @@ class Fleet:
 
     def __init__(self, slow: dict[int, float], failing: frozenset[int] = frozenset(), workers: int = 6) -> None:
         view = ClusterView()
-        self.workers = [view.workers.put(f"w{number}", Role.PREFILL) for number in range(workers)]
+        self.workers = [view.workers.put(f"w{number}", Role.PREFILL)[0] for number in range(workers)]
         for number, worker in enumerate(self.workers):
             for turn in range(30):
                 if number in failing and turn % 2 == 0:

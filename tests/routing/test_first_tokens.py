@@ -15,7 +15,7 @@ def started(registry: ClusterView, now: float) -> Flight:
 
 def test_time_passes_up_to_now() -> None:
     registry = ClusterView()
-    worker = registry.workers.put("m", Role.MIXED)
+    (worker,) = registry.workers.put("m", Role.MIXED)
     first, second, third = (started(registry, 0.0) for _ in range(3))
     for flight, at in ((second, 2.0), (first, 1.0), (third, 3.0)):
         registry.expect_first_token(flight, at)

@@ -105,8 +105,8 @@ def test_pairs_that_no_request_ever_uses(
     view = cluster(0, 0)
     view.class_names = ("gold", "free")
     view.workers.set_pools({"one": admits[0], "other": admits[1]})
-    one = view.workers.put("one", Role.PREFILL, pool="one", revision=revisions[0])
-    other = view.workers.put("other", Role.DECODE, pool="other", revision=revisions[1])
+    (one,) = view.workers.put("one", Role.PREFILL, pool="one", revision=revisions[0])
+    (other,) = view.workers.put("other", Role.DECODE, pool="other", revision=revisions[1])
     assert view.workers.may_pair(one, other) is may
     assert view.workers.may_pair(other, one) is may
     assert not view.workers.may_pair(one, one)

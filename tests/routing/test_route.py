@@ -292,7 +292,7 @@ def test_a_path_is_found_exactly_when_somebody_in_a_role_is_left(
 ) -> None:
     view = ClusterView()
     for number, (role, pool, revision, broken) in enumerate(fleet):
-        worker = view.workers.put(f"w{number}", role, pool=pool, revision=revision)
+        (worker,) = view.workers.put(f"w{number}", role, pool=pool, revision=revision)
         if broken:
             view.workers.failed(worker, 0.0)
     for _ in range(busy):

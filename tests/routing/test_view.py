@@ -135,8 +135,8 @@ def test_another_process_of_a_worker_knows_nothing_of_the_old_one() -> None:
     view = cluster(1, 1)
     flight = send(view, ask(prefix=(1,)))
     before = flight.prefill
-    assert view.workers.put("p0", Role.PREFILL, pool="pool") is before
-    after = view.workers.put("p0", Role.PREFILL, pool="pool", incarnation="2")
+    assert view.workers.put("p0", Role.PREFILL, pool="pool") == (before,)
+    (after,) = view.workers.put("p0", Role.PREFILL, pool="pool", incarnation="2")
     assert after is not before
     assert after.idle
     assert view.affinity.match((1,)) == (0, [])

@@ -285,7 +285,7 @@ def test_flip_styles(*, drain: bool) -> None:
             if pod is not None and view.now >= 10.0 and pod.role is not Role.PREFILL:
                 if drain and pod.role is Role.DECODE:
                     actions.append(StartDrain(name=pod.name, uid=pod.uid, from_role=Role.DECODE, epoch=1, since=START))
-                elif not drain or (pod.worker is not None and pod.worker.idle and not pod.worker.in_flight):
+                elif not drain or (pod.ranks and pod.ranks[0].idle and not pod.ranks[0].in_flight):
                     became.append(view.now)
                     role = SetRole(
                         name=pod.name, uid=pod.uid, from_role=pod.role, role=Role.PREFILL, epoch=pod.epoch + 1

@@ -30,6 +30,7 @@ from fulcrum.simulation.policy import Policy, TickResult, known_speeds
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest
+from fulcrum.simulation.steps import WorkerSteps
 from fulcrum.simulation.traffic import load_trace
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import SimulatedWorker
@@ -108,23 +109,25 @@ def check(result: Result) -> None:
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[SimulatedWorker]:
     """Check every worker at every step of the simulation; returns the workers."""
     workers: list[SimulatedWorker] = []
-    fire = SimulatedWorker.fire
+    fire = WorkerSteps.fire
     loaded = SimulatedWorker.loaded
 
-    def checked_fire(self: SimulatedWorker, now: float) -> None:
-        if self not in workers:
-            workers.append(self)
+    def checked_fire(self: WorkerSteps, now: float) -> None:
         fire(self, now)
-        assert 0 <= self.kv_used_blocks <= self.kv_capacity_blocks, "KV never above capacity"
-        assert self.running <= self.speed.max_batch
-        assert self.queued_tokens >= 0
+        for rank in self.ranks:
+            assert isinstance(rank, SimulatedWorker)
+            if rank not in workers:
+                workers.append(rank)
+            assert 0 <= rank.kv_used_blocks <= rank.kv_capacity_blocks, "KV never above capacity"
+            assert rank.running <= rank.speed.max_batch
+            assert rank.queued_tokens >= 0
 
     def checked_loaded(self: SimulatedWorker, request: SimulatedRequest, now: float) -> None:
         assert request.first_token_seconds < 0 or request.first_token_seconds <= now
         assert request.arrival_seconds < now, "no token before its KV"
         loaded(self, request, now)
 
-    monkeypatch.setattr(SimulatedWorker, "fire", checked_fire)
+    monkeypatch.setattr(WorkerSteps, "fire", checked_fire)
     monkeypatch.setattr(SimulatedWorker, "loaded", checked_loaded)
     return workers
 
@@ -150,6 +153,7 @@ def check_idle(workers: list[SimulatedWorker]) -> None:
     shared=st.booleans(),
     tiers=st.sampled_from(TIERS),
     admission=st.sampled_from(AdmissionPolicy),
+    ranks=st.sampled_from([1, 1, 2, 5]),
 )
 def test_nothing_is_lost_under_flips_drains_and_kills(
     *,
@@ -163,6 +167,7 @@ def test_nothing_is_lost_under_flips_drains_and_kills(
     shared: bool,
     tiers: KvTiers | None,
     admission: AdmissionPolicy,
+    ranks: int,
 ) -> None:
     load = poisson(rate=rate, count=150, prompt=300, output=40, seed=seed, spread=0.6)
     load = with_classes(with_limits(load, blocks * 16 // 2), seed)
@@ -176,6 +181,7 @@ def test_nothing_is_lost_under_flips_drains_and_kills(
         lease_seconds=2.0,
         kv_tiers=tiers,
     )
+    cluster = replace(cluster, pools=(replace(cluster.pools[0], ranks=ranks),))
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = watched(monkeypatch)
         result = engine.simulate(

@@ -46,7 +46,7 @@ class PriorityGateway(SimulatedGateway):
     """Sends everything to the one worker; only what it tells of classes counts."""
 
     def choose(self, request: SimulatedRequest, now: float) -> Chosen:
-        (worker,) = self._workers.values()
+        ((worker,),) = self._ranks.values()
         return Chosen(worker, worker)
 
     def prefilled(self, request: SimulatedRequest, now: float) -> None:

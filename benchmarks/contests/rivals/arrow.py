@@ -65,19 +65,20 @@ class Arrow(Policy):
         worker = request.decode
         if worker is None or worker.decode_legs:
             return
-        decodes = [pod for pod in view.pods if pod.role is Role.DECODE and pod.worker is not None]
+        decodes = [pod for pod in view.pods if pod.role is Role.DECODE and pod.ranks]
         if len(decodes) > 1:
             for pod in decodes:
-                if pod.worker is worker:
+                if worker in pod.ranks:
                     _flip(pod, Role.PREFILL, view)
 
 
 def _of(view: View, role: Role, request: SimulatedRequest) -> list[tuple[Pod, SimulatedWorker]]:
     """Ready workers by their label: the service that routes is the one that flips."""
     return [
-        (pod, pod.worker)
+        (pod, rank)
         for pod in view.pods
-        if pod.role is role and pod.worker is not None and not pod.deleting and pod.name not in request.tried
+        if pod.role is role and not pod.deleting and pod.name not in request.tried
+        for rank in pod.ranks
     ]
 
 

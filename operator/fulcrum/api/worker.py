@@ -317,8 +317,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /load` of the agent. A figure that the engine did not give is None (unknown), never zero.
 
-    Of a worker with ranks (`ranks`), requests, counters and KV capacity are those of all ranks together, and KV usage
-    is their mean. `speed`, `max_batch` and `max_batched_tokens` are those of each rank while all ranks work.
+    Of a worker with ranks of data parallel, requests, counters and KV capacity are those of all ranks together, and KV
+    usage is their mean. `speed`, `max_batch` and `max_batched_tokens` are those of each rank while all ranks work.
     """
 
     role: Role
@@ -358,6 +358,29 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
     ranks: tuple[RankReport, ...] | msgspec.UnsetType = msgspec.UNSET
     """Ascending by rank. The field is absent where the worker is one rank, or its agent older than ranks."""
+
+    def of_rank(self, rank: int, ranks: int) -> LoadReport:
+        """Return what it says of one of the worker's `ranks`; KV capacity is shared evenly where a rank does not say.
+
+        What is not known of the rank is unknown, whatever the totals are.
+        """
+        if ranks == 1:
+            return self
+        known = () if isinstance(self.ranks, msgspec.UnsetType) else self.ranks
+        load = next((one for one in known if one.rank == rank), RankReport(rank=rank))
+        capacity = None if self.kv_capacity_tokens is None else self.kv_capacity_tokens // ranks
+        return msgspec.structs.replace(
+            self,
+            running=load.running,
+            waiting=load.waiting,
+            queued_prompt_tokens=load.queued_prompt_tokens,
+            kv_usage=load.kv_usage,
+            kv_held_for_peers=load.kv_held_for_peers,
+            kv_capacity_tokens=load.kv_capacity_tokens or capacity,
+            work=load.work,
+            transfers=load.transfers,
+            ranks=msgspec.UNSET,
+        )
 
     @property
     def idle(self) -> bool:

@@ -50,7 +50,17 @@ def gauges(gateway: Scraped) -> Iterator[Metric]:
     yield gauge("workers", "Usable workers.", ("role",), by_role)
     in_flight = [((worker.name, worker.role.value), float(worker.in_flight)) for worker in workers]
     yield gauge("worker_in_flight", "Legs under way on each worker.", ("worker", "role"), in_flight)
-    known = float(sum(worker.state.known for worker in workers))
+    of_ranks = [
+        ((worker.name, str(rank.state.dp_rank)), float(rank.state.in_flight))
+        for worker in workers
+        for rank in worker.ranks
+        if rank.state.dp_rank is not None
+    ]
+    yield gauge(
+        "worker_rank_in_flight", "Legs under way on each rank of workers with data parallelism.", ("worker", "rank"),
+        of_ranks,
+    )  # fmt: skip
+    known = float(sum(worker.ranks[0].state.known for worker in workers))
     yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
     yield from _admission(gateway.admission)
     epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]
@@ -96,12 +106,12 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         labels,
         [(key, tally.output_tokens) for key, tally in tallies],
     )
-    workers = admission.cluster.workers.by_name.values()
+    workers = [views[0] for views in admission.cluster.workers.of_worker.values()]
     yield gauge(
         "worker_breaker_open",
         "1 for a worker that is left alone because it failed, or as an outlier.",
         ("worker",),
-        [((worker.name,), float(not worker.health.breaker.available)) for worker in workers],
+        [((worker.worker,), float(not worker.health.breaker.available)) for worker in workers],
     )
     names = admission.classes.names
     yield counter(

@@ -29,3 +29,5 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     config: WorkerConfig | None = None
     """What its engine was started with; None: unknown."""
+    data_parallel: int = 1
+    """Ranks of data parallel: each has its own queue, batch and KV cache, and requests are sent to one of them."""

@@ -33,7 +33,7 @@ def pool_takes_it(search: Search, pool: PoolGroup, workers: Workers, _source: Wo
 def not_tried(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
     """The worker has not failed this request already."""
     tried = search.incoming.exclude
-    return [worker for worker in workers if worker.name not in tried] if tried else workers
+    return [worker for worker in workers if worker.worker not in tried] if tried else workers
 
 
 def can_send(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:

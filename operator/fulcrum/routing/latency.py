@@ -67,7 +67,7 @@ def hand_over(
         mean = others - own_others + _mean_batch(worker, now_seconds, own_others, life, output_tokens * step)
     each = others_context / others if others > 0 else prompt_tokens
     tpot = own + c * output_tokens / 2 + mean * (b + c * each)
-    if worker.prompts.legs or worker.prompts.foreign_seconds or worker.prompts.prefill_rate:
+    if worker.prompts.legs or worker.prompts.foreign_seconds or worker.prompts.prefill_rate or worker.lockstep:
         slower, queued = _beside_prefill(worker, now_seconds, 0.0 if work_seconds else prefilled_seconds, output_tokens)
         step, tpot = max(step * slower, step + queued), max(tpot * slower, tpot + queued)
     if worker.running:
@@ -106,10 +106,11 @@ def _beside_prefill(
     """How many times longer decode steps take between prompts, and by how many seconds what is queued makes them so."""
     # Of what is queued now, `over_seconds` are over before its first step. An answer of one token has no pace: what is
     # queued delays that token.
+    prompts = worker.prompts if worker.lockstep is None else worker.lockstep
     queued = 0.0
     if output_tokens > 1:
-        queued = max(worker.prompts.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
-    return 1 / (1 - min(worker.prompts.prefill_share(now_seconds), TUNING.most_prefill_share)), queued
+        queued = max(prompts.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
+    return 1 / (1 - min(prompts.prefill_share(now_seconds), TUNING.most_prefill_share)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:

@@ -13,7 +13,10 @@ from fulcrum.routing.worker import WorkerView
 
 
 def eject_outliers(workers: Iterable[WorkerView], now_seconds: float) -> list[WorkerView]:
-    """Take outliers out of use, each time for longer; they start again with an empty record. Returns them."""
+    """Take outliers out of use, each time for longer; they start again with an empty record. Returns them.
+
+    `workers` has one rank of each worker: all ranks share its health.
+    """
     peers: dict[tuple[str, Role], list[WorkerView]] = {}
     for worker in workers:
         peers.setdefault((worker.pool, worker.role), []).append(worker)

@@ -107,5 +107,10 @@ class Route(Prefill, frozen=True):
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its workers."""
-        return self.prefill.idle and (self.prefill is self.decode or self.decode.idle)
+        """Nothing is on its workers; on other ranks of its prefill worker no prompt is, which its own would hold up."""
+        lockstep = self.prefill.lockstep
+        return (
+            self.prefill.idle
+            and (self.prefill is self.decode or self.decode.idle)
+            and (lockstep is None or lockstep.idle)
+        )

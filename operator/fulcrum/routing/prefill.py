@@ -75,7 +75,8 @@ def _soonest(search: Search, workers: Workers) -> WorkerView:
     if len(workers) == 1:
         return workers[0]
     first = min(workers, key=by_prefill)
-    if first.prompts.legs and first.prompts.overdue(search.now_seconds):
+    prompts = first.prompts if first.lockstep is None else first.lockstep
+    if first.prompts.legs and prompts.overdue(search.now_seconds):
         # It hangs: its key cannot be believed, and so cannot those of others.
         return min(workers, key=lambda worker: worker.prompts.backlog_seconds(search.now_seconds))
     return first

@@ -67,6 +67,27 @@ class PrefillQueue:
             return total - limit + (credit - limit) / 2
         return total - credit if credit > 0 else total
 
+    def step_left_seconds(self, now_seconds: float) -> float:
+        """Time that is left of its step with prompts that is under way."""
+        credit = now_seconds - self.anchor
+        if credit < 0 or not (self.legs or self.foreign_seconds):
+            return 0.0
+        begun = self._begun_seconds()
+        return begun - credit if credit <= begun else (credit - begun) / 2  # as in `backlog_seconds`
+
+    def waiting_seconds(self, now_seconds: float) -> tuple[float, float]:
+        """Time of its next step with what waits for it, and of all that waits."""
+        if not self.legs:
+            return 0.0, 0.0
+        begun = self._begun_seconds()
+        if now_seconds < self.anchor:
+            return begun, self.prefill_a + self.own_seconds
+        waiting = self.own_seconds - self.step_work_seconds
+        tokens = self.new_tokens - self.step_tokens
+        if waiting <= 0 or tokens <= 0:
+            return 0.0, 0.0
+        return self.prefill_a + waiting * min(self.chunk_tokens / tokens, 1.0), self.prefill_a + waiting
+
     def overtaken(self, rank: int) -> list[RequestLoad]:
         """Legs of lower ranks that a prompt of `rank` would be served before, in the order of their service.
 
@@ -134,10 +155,10 @@ class PrefillQueue:
 
     # What happens.
 
-    def queue(self, load: RequestLoad, now_seconds: float) -> None:
-        """A prefill leg was sent to it."""
+    def queue(self, load: RequestLoad, now_seconds: float, wait_seconds: float = 0.0) -> None:
+        """A prefill leg was sent to it. If it has no other one, its step begins in `wait_seconds`."""
         if self.own_seconds + self.foreign_seconds <= 0:
-            self.anchor = now_seconds
+            self.anchor = now_seconds + wait_seconds
         if now_seconds <= self.anchor:
             self.step_work_seconds = -1.0
         self.legs[load] = None
@@ -146,6 +167,12 @@ class PrefillQueue:
         self.queued_tokens += load.prompt_tokens
         self.new_tokens += load.new_tokens
         self._takes(load.work_seconds, now_seconds)
+
+    def begin_by(self, now_seconds: float) -> None:
+        """Its next step begins now, if it was to begin later."""
+        if self.anchor > now_seconds:
+            self.anchor = now_seconds
+            self.step_work_seconds = -1.0
 
     def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""

@@ -83,6 +83,6 @@ def _no_path(incoming: Incoming, view: ClusterView) -> NoPath:
     if not view.workers.by_name:
         return NoPath.NO_WORKER
     serving = [worker for revision in view.workers.every_revision for pool in revision.pools for worker in pool.workers]
-    tried = all(worker.name in incoming.exclude for worker in serving)
+    tried = all(worker.worker in incoming.exclude for worker in serving)
     takes = tried or view.workers.any_pool_takes(incoming.prompt_tokens, incoming.qos)
     return NoPath.NONE_FITS if takes else NoPath.NO_POOL

@@ -67,6 +67,11 @@ class Search:
         if worker.running or worker.foreign_running:
             wait += chunk_seconds(worker, prompt_tokens - cached)
         own += max(loaded_at - wait - own, 0.0)
+        if worker.lockstep is not None:
+            # Its step begins and ends with those of the other ranks.
+            left = worker.prompts.step_left_seconds(self.now_seconds)
+            own = max(own, worker.lockstep.beside_seconds(worker.prompts, self.now_seconds) - (wait - left))
+            wait += worker.lockstep.left_seconds(self.now_seconds) - left
         return Prefill(worker, cached, wait, begun, work, own, loaded)
 
     def _restoring(self, worker: WorkerView, tiers: Tiers, wait_seconds: float) -> Restoring:

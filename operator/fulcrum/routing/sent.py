@@ -10,7 +10,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from fulcrum.api.base import MAX_WORKERS
 from fulcrum.routing.prefixes import BYTE_ENDS
 
 MAX_BATCH_KEYS: Final = 16_384
@@ -40,7 +39,8 @@ class SentBatch(msgspec.Struct, frozen=True, array_like=True):
             Annotated[int, Meta(ge=0)],
             tuple[Annotated[str, Meta(max_length=512)], Annotated[str, Meta(max_length=512)]],
         ],
-        Meta(max_length=MAX_WORKERS),
+        Meta(max_length=MAX_BATCH_KEYS),
     ]
-    """Name and incarnation of each worker: another process holds nothing of what the one before held."""
+    """Name (of its rank of data parallel, where it has several) and incarnation of each worker: another process holds
+    nothing of what the one before held."""
     sent: Annotated[tuple[Sent, ...], Meta(max_length=MAX_BATCH_KEYS)]

@@ -79,8 +79,11 @@ class StepTimes:
 
 
 def _step(worker: WorkerView) -> list[RequestLoad] | None:
-    """Prompts of the step under way; None where more was in it than prompts that are known."""
-    if worker.foreign or worker.running:
+    """Prompts of the step under way; None where more was in it than prompts that are known.
+
+    Ranks of data parallel end each step together, so its time says little of the prompts of one.
+    """
+    if worker.foreign or worker.running or worker.lockstep is not None:
         return None
     step = []
     for leg in worker.prompts.legs:

@@ -109,11 +109,18 @@ class ClusterView:
     def report(self, name: str, load: LoadReport, now_seconds: float) -> None:
         """A worker's own report: what it has beyond what was started here came from other gateways."""
         self.pass_time(now_seconds)
-        worker = self.workers.by_name.get(name)
-        if worker is not None:
-            mean = self.mean_prompt_tokens
-            cv2 = self.mean_prompt_square / mean**2 - 1 if mean else 0.0
-            take_report(worker, load, now_seconds, mean_prompt_tokens=mean, cv2=cv2, tpot_seconds=self.tpot_seconds)
+        mean = self.mean_prompt_tokens
+        cv2 = self.mean_prompt_square / mean**2 - 1 if mean else 0.0
+        views = self.workers.of_worker.get(name, ())
+        for rank, view in enumerate(views):
+            take_report(
+                view,
+                load.of_rank(rank, len(views)),
+                now_seconds,
+                mean_prompt_tokens=mean,
+                cv2=cv2,
+                tpot_seconds=self.tpot_seconds,
+            )
 
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
@@ -133,7 +140,7 @@ class ClusterView:
             self.steps.starts(prefill, now_seconds)
         self._started += 1
         self.prefilling[load] = flight
-        prefill.prompts.queue(load, now_seconds)
+        prefill.queue(load, now_seconds)
         decode.promise(load)
         prefill.take_turn(self._started)
         decode.take_turn(self._started)

@@ -1,5 +1,8 @@
 """One worker as routing sees it: its prompts, what decodes on it, and what will. Pure.
 
+Of a worker with ranks of data parallel, each rank is a view of its own: it has its own queue, batch and KV cache. Its
+ranks share what fails and comes back as a whole, the breaker and the health.
+
 Kept in O(1) for each event. Times are the caller's clock in seconds; nothing here reads one. Only `ClusterView` tells a
 worker what happens.
 """
@@ -13,6 +16,7 @@ from fulcrum.capacity.decode_curve import decode_line
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.routing.health import WorkerHealth
+from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.nominal_speed import NOMINAL_SPEED
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.request_load import RequestLoad
@@ -33,23 +37,42 @@ class WorkerView:
     """The lowest comes first: the worker with the most capacity to decode."""
 
     def __init__(
-        self, *, index: int, name: str, role: Role, pool: str, revision: str, node: str, ranks: tuple[int, ...] = (0,)
+        self,
+        *,
+        index: int,
+        worker: str,
+        dp_rank: int | None,
+        role: Role,
+        pool: str,
+        revision: str,
+        node: str,
+        incarnation: str,
+        health: WorkerHealth,
+        ranks: tuple[int, ...],
     ) -> None:
+        """`health` is that of all ranks of the worker. `ranks` are those of classes."""
         self.index = index
         """Never used again for another worker, nor for another process of this one."""
-        self.name = name
+        self.worker = worker
+        """Name of the worker."""
+        self.dp_rank = dp_rank
+        """Its rank of data parallel; None: the worker has no other."""
+        self.name = worker if dp_rank is None else f"{worker}/dp{dp_rank}"
+        """Unlike that of any other view."""
         self.role = role
         self.pool = pool
         self.revision = revision
         self.node = node
-        self.incarnation = ""
+        self.incarnation = incarnation
         self.tiers: Tiers | None = None
         """What it has below its KV cache; None: nothing, or it is not known."""
-        self.health = WorkerHealth()
+        self.health = health
         self.step_before = self.step_began = -inf
         """When the last prefill step began, and the one under way, as `timing` sees them."""
 
         self.prompts = PrefillQueue(ranks)
+        self.lockstep: Lockstep | None = None
+        """The prompts of its worker's ranks, which take each step together; None: it has no others."""
         self.running = 0
         self.prompt_tokens = self.joined_steps = self.expected_tokens = 0.0
         """Sums over own running requests."""
@@ -94,7 +117,7 @@ class WorkerView:
         # Short prompts share a step, so each bears its part of the base.
         self.work_per_token = k.prefill_a / speed.max_batched_tokens + k.prefill_b
         self.prompts.set_speed(self.prefill_a, self.chunk_tokens)
-        self._set_keys()
+        self.set_keys()
 
     # What can be asked.
 
@@ -194,12 +217,22 @@ class WorkerView:
         Times would not do: a gateway's clock stands still while it takes up what came in one millisecond.
         """
         self.tie_break = tie_break
-        self._set_keys()
+        self.set_keys()
 
     def unqueue(self, load: RequestLoad, now_seconds: float, *, done: bool) -> None:
         """A prefill leg ended: it was answered (`done`), or it was taken away."""
         self.prompts.unqueue(load, now_seconds, done=done)
-        self._set_keys()
+        if self.lockstep is None:
+            self.set_keys()
+        else:
+            self.lockstep.ended(now_seconds, done=done)
+
+    def queue(self, load: RequestLoad, now_seconds: float) -> None:
+        """A prefill leg was sent to it."""
+        if self.lockstep is None:
+            self.prompts.queue(load, now_seconds)
+        else:
+            self.lockstep.queue(self.prompts, load, now_seconds)
 
     def promise(self, load: RequestLoad) -> None:
         """A request will decode here after its prefill."""
@@ -226,7 +259,7 @@ class WorkerView:
         self.expected_tokens += load.output_tokens
         self.joined_steps += self.steps
         load.joined_steps = self.steps
-        self._set_keys()
+        self.set_keys()
         # At least as long as an answer takes: what comes meanwhile sets its pace, and 10 s may hold one long prompt.
         gone = now_seconds - self.joined_at
         life_seconds = self.expected_tokens / self.running * self.step_seconds()
@@ -255,7 +288,7 @@ class WorkerView:
             if not self.tights[tight]:
                 del self.tights[tight]
                 self.tight_tpot_seconds = min(self.tights, default=inf)
-        self._set_keys()
+        self.set_keys()
 
     def advance(self, now_seconds: float) -> None:
         """Time went by: every running request has made a token for each step."""
@@ -280,12 +313,18 @@ class WorkerView:
         self.prompts.set_foreign_prefill(now_seconds, prefill_seconds)
         self.foreign_running, self.foreign_context, self.foreign_share = running, context_tokens, share
         self.reported_at = now_seconds
-        self._set_keys()
+        self.set_keys()
+        if self.lockstep is not None:
+            self.lockstep.moved(now_seconds)
 
-    def _set_keys(self) -> None:
+    def set_keys(self) -> None:
+        """Its place among the others has changed."""
         total = self.prompts.own_seconds + self.prompts.foreign_seconds
         tie_break = float(self.tie_break)
-        if total > 0 and self.known:
+        turn_at = 0.0 if self.lockstep is None else self.lockstep.turn_at(self.prompts)
+        if turn_at and self.known:
+            self.prefill_key = (2.0, turn_at, tie_break)
+        elif total > 0 and self.known:
             self.prefill_key = (2.0, self.prompts.anchor + self.prefill_a + total)
         else:
             self.prefill_key = (1.0 if self.running else 0.0, float(len(self.prompts.legs)), tie_break)

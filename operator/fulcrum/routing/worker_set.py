@@ -11,6 +11,8 @@ from fulcrum.kv import Tiers
 from fulcrum.routing.affinity import POOL, AffinityMemory
 from fulcrum.routing.breaker import BreakerState
 from fulcrum.routing.flight import Flight
+from fulcrum.routing.health import WorkerHealth
+from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.outliers import eject_outliers
 from fulcrum.routing.pairs import Pair
 from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
@@ -33,6 +35,9 @@ class WorkerSet:
         self._affinity = affinity
         self._units_per_token = units_per_token
         self.by_name: dict[str, WorkerView] = {}
+        """Of a worker with ranks of data parallel, each rank is one."""
+        self.of_worker: dict[str, tuple[WorkerView, ...]] = {}
+        """The same by name of the worker: its ranks in order, or it alone."""
         self.by_index: dict[int, WorkerView] = {}
         self.revisions: tuple[RevisionGroup, ...] = ()
         """Workers that can get requests."""
@@ -49,7 +54,7 @@ class WorkerSet:
         self._trials = False
         """Some breaker is half open: the next request on its worker is the trial."""
         self._by_node: dict[str, list[WorkerView]] = {}
-        """Workers of each node that has several; those of which no node is known are left out."""
+        """Ranks on each node that has several workers; those of which no node is known are left out."""
         self._joined = 0
         self._pool_tokens: float | None = 0.0
         """Size of the KV pool, the largest that a worker reports; None: one that reported it has left."""
@@ -77,35 +82,84 @@ class WorkerSet:
         self._rebuild()
 
     def put(
-        self, name: str, role: Role, *, pool: str = "", revision: str = "", node: str = "", incarnation: str = ""
-    ) -> WorkerView:
-        """A worker is usable, or changed; another `incarnation` is another process, which knows nothing of the old."""
-        worker = self.by_name.get(name)
-        if worker is not None and (worker.pool, worker.revision, worker.node, worker.incarnation) != (
-            pool, revision, node, incarnation,
-        ):  # fmt: skip
-            self._forget(worker)
-            worker = None
-        if worker is None:
-            self._joined += 1
-            worker = WorkerView(
-                index=self._joined, name=name, role=role, pool=pool, revision=revision, node=node, ranks=self._ranks
+        self,
+        name: str,
+        role: Role,
+        *,
+        pool: str = "",
+        revision: str = "",
+        node: str = "",
+        incarnation: str = "",
+        data_parallel: int = 1,
+    ) -> tuple[WorkerView, ...]:
+        """A worker is usable, or changed; another `incarnation` is another process, which knows nothing of the old.
+
+        Returns its ranks of data parallel in order, or it alone.
+        """
+        views = self.of_worker.get(name, ())
+        known = views[0] if views else None
+        if known is not None and (
+            known.pool, known.revision, known.node, known.incarnation, len(views)
+        ) != (pool, revision, node, incarnation, data_parallel):  # fmt: skip
+            self._forget(views)
+            if len(views) != data_parallel:  # else they keep their places in the order of workers
+                for view in views:
+                    del self.by_name[view.name]
+            known = None
+        if known is None:
+            views = self._join(
+                name,
+                role,
+                pool=pool,
+                revision=revision,
+                node=node,
+                incarnation=incarnation,
+                data_parallel=data_parallel,
             )
-            worker.incarnation = incarnation
-            worker.set_speed(self._pools.speeds.get(pool))
-            self.by_name[name] = self.by_index[worker.index] = worker
-            self._make_room(worker)
-        elif worker.role is role:
-            return worker
-        worker.take_role(role)
+        elif known.role is role:
+            return views
+        for view in views:
+            view.take_role(role)
         self._rebuild()
-        return worker
+        return views
+
+    def _join(
+        self, name: str, role: Role, *, pool: str, revision: str, node: str, incarnation: str, data_parallel: int
+    ) -> tuple[WorkerView, ...]:
+        health = WorkerHealth()
+        views = []
+        for rank in range(data_parallel):
+            self._joined += 1
+            view = WorkerView(
+                index=self._joined,
+                worker=name,
+                dp_rank=rank if data_parallel > 1 else None,
+                role=role,
+                pool=pool,
+                revision=revision,
+                node=node,
+                incarnation=incarnation,
+                health=health,
+                ranks=self._ranks,
+            )
+            view.set_speed(self._pools.speeds.get(pool))
+            self.by_name[view.name] = self.by_index[view.index] = view
+            self._make_room(view)
+            views.append(view)
+        self.of_worker[name] = found = tuple(views)
+        if data_parallel > 1:
+            lockstep = Lockstep([view.prompts for view in views], [view.set_keys for view in views])
+            for view in views:
+                view.lockstep = lockstep
+        return found
 
     def remove(self, name: str) -> None:
         """A worker gets no more requests; what is under way on it finishes."""
-        worker = self.by_name.pop(name, None)
-        if worker is not None:
-            self._forget(worker)
+        views = self.of_worker.pop(name, ())
+        self._forget(views)
+        for view in views:
+            del self.by_name[view.name]
+        if views:
             self._rebuild()
 
     def set_pools(self, admits: Mapping[str, PoolAdmits | None]) -> None:
@@ -131,12 +185,13 @@ class WorkerSet:
 
     def set_tiers(self, name: str, tiers: Tiers | None) -> None:
         """What a worker has below its KV cache, as it reports; None: nothing, or it is not known."""
-        worker = self.by_name.get(name)
-        if worker is None or worker.tiers == tiers:
+        views = self.of_worker.get(name, ())
+        if not views or views[0].tiers == tiers:
             return
-        had_tokens, has_tokens = _pool_tokens(worker.tiers), _pool_tokens(tiers)
-        worker.tiers = tiers
-        self._make_room(worker)
+        had_tokens, has_tokens = _pool_tokens(views[0].tiers), _pool_tokens(tiers)
+        for view in views:
+            view.tiers = tiers
+            self._make_room(view)
         if self._pool_tokens is None or has_tokens < had_tokens:
             self._pool_tokens = max((_pool_tokens(one.tiers) for one in self.by_name.values()), default=0.0)
         self._pool_tokens = max(self._pool_tokens, has_tokens)
@@ -149,7 +204,7 @@ class WorkerSet:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
         admits = self._pools.admits
         return (
-            one is not other
+            one.worker != other.worker
             and one.revision == other.revision
             and overlap(admits.get(one.pool), admits.get(other.pool))
         )
@@ -160,7 +215,11 @@ class WorkerSet:
 
     def busy_neighbours(self, worker: WorkerView) -> int:
         """Other workers on the node of `worker` that have something to do, as far as is known."""
-        return sum(not other.idle for other in self._by_node.get(worker.node, ()) if other is not worker)
+        there = self._by_node.get(worker.node)
+        if there is None:
+            return 0
+        own = worker.worker
+        return len({other.worker for other in there if not other.idle and other.worker != own})
 
     # Health.
 
@@ -192,12 +251,14 @@ class WorkerSet:
             self._breakers_moved()
 
     def tick(self, now_seconds: float) -> list[WorkerView]:
-        """Time went by: call it a few times a second. Workers that are left alone from now on, as outliers."""
+        """Time went by: call it a few times a second. Workers (the first rank of each) that are left alone from now on,
+        as outliers.
+        """
         for worker in self.by_name.values():
             worker.health.breaker.tick(now_seconds)
             if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
                 worker.set_foreign(now_seconds)
-        ejected = eject_outliers(self.by_name.values(), now_seconds)
+        ejected = eject_outliers([views[0] for views in self.of_worker.values()], now_seconds)
         self._breakers_moved()
         return ejected
 
@@ -212,11 +273,12 @@ class WorkerSet:
         units = self._units_per_token
         self._affinity.join(worker.index, (worker.kv_capacity or 1e6) * units, host * units)
 
-    def _forget(self, worker: WorkerView) -> None:
-        self.by_index.pop(worker.index, None)
-        self._affinity.leave(worker.index)
-        if _pool_tokens(worker.tiers):
-            self._pool_tokens = None
+    def _forget(self, views: Iterable[WorkerView]) -> None:
+        for view in views:
+            self.by_index.pop(view.index, None)
+            self._affinity.leave(view.index)
+            if _pool_tokens(view.tiers):
+                self._pool_tokens = None
 
     def _rebuild(self) -> None:
         if self._many:
@@ -233,7 +295,9 @@ class WorkerSet:
         for worker in workers:
             if worker.node:
                 by_node.setdefault(worker.node, []).append(worker)
-        self._by_node = {node: there for node, there in by_node.items() if len(there) > 1}
+        self._by_node = {
+            node: there for node, there in by_node.items() if any(view.worker != there[0].worker for view in there)
+        }
         roles = [worker.role for worker in workers]
         mixed = roles.count(Role.MIXED)
         self.prefill_count = max(roles.count(Role.PREFILL) + mixed, 1)

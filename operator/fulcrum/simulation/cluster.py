@@ -71,6 +71,8 @@ class PoolModel:
     name: str
     speed: Speed
     gpus_per_worker: int = 1
+    ranks: int = 1
+    """Ranks of data parallel of a worker: `speed` is that of one, while the others have as much to do."""
     start_seconds: float = 60.0
     """From the creation of a Pod to its readiness."""
     expected_transfer: TransferCost | None = None
@@ -116,6 +118,8 @@ class ClusterModel:
     def __post_init__(self) -> None:
         if not self.pools or len({pool.name for pool in self.pools}) != len(self.pools):
             raise ValueError("pools: at least one, with unique names")
+        if any(pool.ranks < 1 for pool in self.pools):
+            raise ValueError("ranks must be at least 1")
         if self.crowding < 0:
             raise ValueError(f"crowding must be at least 0, got {self.crowding}")
         if self.gateways < 1:

@@ -76,6 +76,11 @@ class DecodeRun:
         contexts = steps * self.context_tokens + batch * (steps * (steps - 1) // 2)
         return steps * self._base[batch] + self._slope[batch] * contexts
 
+    @property
+    def growth_seconds(self) -> float:
+        """How much longer each step takes than the one before."""
+        return self._slope[self.batch] * self.batch
+
     def boundary(self, elapsed_seconds: float) -> tuple[int, float]:
         """Return the first step boundary not before `elapsed_seconds`, and when it is: the root of a quadratic.
 

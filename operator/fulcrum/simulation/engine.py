@@ -19,6 +19,7 @@ from fulcrum.simulation.result import Result
 from fulcrum.simulation.shared_machine import SharedMachine
 from fulcrum.simulation.simulated_request import requests_of
 from fulcrum.simulation.speed import StepTimes
+from fulcrum.simulation.steps import WorkerSteps
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import SimulatedWorker
@@ -78,7 +79,7 @@ class Simulation:
         self._fleet = Fleet(
             cluster=cluster,
             timeline=self._timeline,
-            make_worker=self._make_worker,
+            make_ranks=self._make_ranks,
             stopped=self._engine_stopped,
             changed=self._pod_changed,
         )
@@ -148,9 +149,17 @@ class Simulation:
         self._journeys.gateway.report(self._view.pods, now)
         self._timeline.plan(now + self._cluster.poll_seconds, self._poll_alarm)
 
-    def _make_worker(self, pod: Pod) -> SimulatedWorker:
-        worker = SimulatedWorker(
-            name=pod.name,
+    def _make_ranks(self, pod: Pod) -> tuple[SimulatedWorker, ...]:
+        steps, count = WorkerSteps(self._timeline, self._machine), pod.pool.ranks
+        ranks = tuple(self._make_rank(pod, steps, rank if count > 1 else None) for rank in range(count))
+        steps.ranks = ranks
+        self._engines.extend(ranks)
+        return ranks
+
+    def _make_rank(self, pod: Pod, steps: WorkerSteps, dp_rank: int | None) -> SimulatedWorker:
+        return SimulatedWorker(
+            pod=pod.name,
+            dp_rank=dp_rank,
             pool=pod.pool.name,
             role=pod.role,
             speed=pod.pool.speed,
@@ -159,13 +168,10 @@ class Simulation:
             cached=self._workload.prefix_ids is not None,
             pauses=self._cluster.links.pulling is Pulling.BETWEEN,
             ranks=self._ranks,
-            machine=self._machine,
             tiers=self._tiers_of(pod),
-            timeline=self._timeline,
+            steps=steps,
             host=self._journeys,
         )
-        self._engines.append(worker)
-        return worker
 
     def _tiers_of(self, pod: Pod) -> WorkerTiers | None:
         tiers, speed = self._cluster.kv_tiers, known_speeds(self._cluster).get(pod.pool.name)
@@ -179,8 +185,8 @@ class Simulation:
             ttft_seconds=self._view.slo.ttft_seconds,
         )
 
-    def _engine_stopped(self, worker: SimulatedWorker, now: float) -> None:
-        self._journeys.engine_stopped(worker, now)
+    def _engine_stopped(self, ranks: Sequence[SimulatedWorker], now: float) -> None:
+        self._journeys.engine_stopped(ranks, now)
 
     def _pod_changed(self, pod: Pod) -> None:
         """What watches of Pods report."""

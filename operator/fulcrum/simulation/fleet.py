@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fulcrum.api.names import Role, worker_name
@@ -28,11 +28,11 @@ class FleetSample:
 
 
 class Pod:
-    """A worker Pod as the API server has it; `worker` is its engine once that is ready. Fires when that changes."""
+    """A worker Pod as the API server has it. Fires when that changes."""
 
     __slots__ = (
         "_fleet", "created_seconds", "deleting", "deleting_since", "draining_from", "draining_since", "epoch", "event",
-        "name", "ordinal", "pool", "ready_since", "restarts", "role", "role_since", "uid", "worker",
+        "name", "ordinal", "pool", "ranks", "ready_since", "restarts", "role", "role_since", "uid",
     )  # fmt: skip
 
     def __init__(self, *, fleet: Fleet, pool: PoolModel, ordinal: int, role: Role, uid: str, now: float) -> None:
@@ -42,7 +42,7 @@ class Pod:
         self.name = worker_name(CLUSTER, pool.name, ordinal)
         self.uid = uid
         self.role = role
-        """The label; `worker.role` follows when gateways have seen it."""
+        """The label; that of its `ranks` follows when gateways have seen it."""
         self.epoch = 0
         self.role_since: float | None = None
         self.created_seconds = now
@@ -52,7 +52,8 @@ class Pod:
         self.deleting = False
         self.deleting_since = 0.0
         self.restarts = 0
-        self.worker: SimulatedWorker | None = None
+        self.ranks: tuple[SimulatedWorker, ...] = ()
+        """Its engine, or each of its ranks of data parallel; empty until it is ready."""
         self.event = -1
 
     def fire(self, now: float) -> None:
@@ -84,19 +85,19 @@ class Fleet:
         *,
         cluster: ClusterModel,
         timeline: Timeline,
-        make_worker: Callable[[Pod], SimulatedWorker],
-        stopped: Callable[[SimulatedWorker, float], None],
+        make_ranks: Callable[[Pod], tuple[SimulatedWorker, ...]],
+        stopped: Callable[[Sequence[SimulatedWorker], float], None],
         changed: Callable[[Pod], None],
     ) -> None:
         self._cluster = cluster
         self._timeline = timeline
-        self._make_worker = make_worker
+        self._make_ranks = make_ranks
         self._stopped = stopped
         self._changed = changed
         self._uids = 0
         self.pods: dict[str, Pod] = {}
         self.workers: list[SimulatedWorker] = []
-        """Ready and not on their way out; draining ones are in it, as in the gateway."""
+        """Each rank of those that are ready and not on their way out; draining ones are in it, as in the gateway."""
         self.flips = 0
         self.started = 0
         """Pods that were created after the start."""
@@ -128,7 +129,7 @@ class Fleet:
             self._delete(found, now)
         elif isinstance(action, SetRole) and action.epoch > found.epoch:
             before = found.draining_from if found.role is Role.DRAINING else found.role
-            if found.worker is not None and before is not action.role:
+            if found.ranks and before is not action.role:
                 self.flips += 1
             found.draining_since = found.draining_from = None
             found.role_since = now
@@ -138,9 +139,9 @@ class Fleet:
             self._label(found, Role.DRAINING, action.epoch, now)
 
     def kill(self, name: str, now: float) -> None:
-        """The engine of a Pod dies; it starts again unless the Pod is on its way out."""
+        """The engine of a Pod dies, with all of its ranks; it starts again unless the Pod is on its way out."""
         pod = self.pods.get(name)
-        if pod is None or pod.worker is None:
+        if pod is None or not pod.ranks:
             return
         self._stop_engine(pod, now)
         if pod.deleting or not self._cluster.restart:
@@ -153,23 +154,24 @@ class Fleet:
     def ready(self, pod: Pod, now: float) -> None:
         """The engine of a Pod answers."""
         pod.ready_since = now
-        pod.worker = self._make_worker(pod)
-        self.workers.append(pod.worker)
+        pod.ranks = self._make_ranks(pod)
+        self.workers.extend(pod.ranks)
         self._changed(pod)
         self._sample(now)
 
     def seen(self, pod: Pod, role: Role, now: float) -> None:
         """Gateways see a label."""
-        if pod.worker is not None:
-            pod.worker.role = role
+        if pod.ranks:
+            for rank in pod.ranks:
+                rank.role = role
             self._changed(pod)
             self._sample(now)
 
     def delete_on(self, pod: Pod, now: float) -> None:
         """Stop a deleted worker when its work is done, or its time is over."""
         waited_seconds = now - pod.deleting_since
-        if pod.worker is not None:
-            idle = pod.worker.idle and not pod.worker.in_flight
+        if pod.ranks:
+            idle = all(rank.idle and not rank.in_flight for rank in pod.ranks)
             if not idle and waited_seconds < self._cluster.drain_timeout_seconds:
                 self._timeline.plan(now + _DRAIN_POLL_SECONDS, pod)
                 return
@@ -192,24 +194,25 @@ class Fleet:
 
     def _label(self, pod: Pod, role: Role, epoch: int, now: float) -> None:
         pod.role, pod.epoch = role, epoch
-        if pod.worker is not None:
+        if pod.ranks:
             self._timeline.plan(now + self._cluster.flip_seconds, _Label(self, pod, role))
 
     def _delete(self, pod: Pod, now: float) -> None:
         pod.deleting, pod.deleting_since = True, now
-        if pod.worker is not None:
-            self.workers.remove(pod.worker)
+        for rank in pod.ranks:
+            self.workers.remove(rank)
         self._changed(pod)
         self._timeline.plan(now, pod)
         self._sample(now)
 
     def _stop_engine(self, pod: Pod, now: float) -> None:
-        worker, pod.worker, pod.ready_since = pod.worker, None, None
-        if worker is not None:
-            if worker in self.workers:
-                self.workers.remove(worker)
+        ranks, pod.ranks, pod.ready_since = pod.ranks, (), None
+        if ranks:
+            for rank in ranks:
+                if rank in self.workers:
+                    self.workers.remove(rank)
             self._changed(pod)
-            self._stopped(worker, now)
+            self._stopped(ranks, now)
 
     def _remove(self, pod: Pod, now: float) -> None:
         del self.pods[pod.name]
@@ -218,7 +221,7 @@ class Fleet:
         self._sample(now)
 
     def _sample(self, now: float) -> None:
-        roles = [worker.role for worker in self.workers]
+        roles = [worker.role for worker in self.workers if not worker.dp_rank]
         counts = {role: roles.count(role) for role in _SERVING}
         sample = FleetSample(
             seconds=now,

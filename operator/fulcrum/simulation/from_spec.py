@@ -51,11 +51,13 @@ def cluster_model(
     if not pools:
         raise NoSpeedError("no pool has any workers: set workers.max above 0")
     known = model or facts_of_name(spec.model.name)
+    speeds = {pool.name: profiles.get(pool.name) or _roofline(spec, pool, known) for pool in pools}
     return ClusterModel(
         pools=tuple(
             PoolModel(
                 name=pool.name,
-                speed=(profiles.get(pool.name) or _roofline(spec, pool, known)).together,
+                speed=speeds[pool.name],
+                ranks=speeds[pool.name].ranks,
                 gpus_per_worker=pool.gpus_per_worker or 1,
                 start_seconds=start_seconds,
                 expected_transfer=pool_transfer(spec, pool, known),

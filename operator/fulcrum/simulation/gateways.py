@@ -38,8 +38,8 @@ class Gateways:
     def report(self, pods: Iterable[Pod], now: float) -> None:
         """Tell every gateway the load of every ready worker, and which prefixes the others sent where."""
         for pod in pods:
-            if pod.worker is not None and not pod.deleting:
-                load = load_report(pod, pod.worker)
+            if pod.ranks and not pod.deleting:
+                load = load_report(pod)
                 for gateway in self._gateways:
                     gateway.view.report(pod.name, load, now)
         for gateway in self._gateways:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -198,8 +199,16 @@ class Journeys:
         self._ledger.expect_at_end(request.index, request.expected)
         self._ledger.close(request.index, outcome, now, ttft, request.computed)
 
-    def engine_stopped(self, worker: SimulatedWorker, now: float) -> None:
-        """What was on a worker is lost; KV that it held for others has to be computed again."""
+    def engine_stopped(self, ranks: Sequence[SimulatedWorker], now: float) -> None:
+        """What was on the ranks of a worker is lost; KV that it held for others has to be computed again."""
+        for worker in ranks:
+            self._release_held(worker, now)
+        lost = [(request, worker) for worker in ranks for request in worker.stop(now)]
+        for request, worker in lost:
+            self._lost(request, worker, now)
+
+    @staticmethod
+    def _release_held(worker: SimulatedWorker, now: float) -> None:
         for request in worker.held.requests:
             worker.release(request, now)
             decode = request.decode
@@ -210,8 +219,6 @@ class Journeys:
                 decode.forget(request, now)
             elif not decode.stopped and request in decode.waiting:
                 decode.kv_lost(request)
-        for request in worker.stop(now):
-            self._lost(request, worker, now)
 
     def _lost(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """A leg failed: try elsewhere unless the answer has begun."""
@@ -229,6 +236,6 @@ class Journeys:
         if self.gateway is not None:
             self.gateway.ended(request, now, served=False)
         request.first_token_seconds = -1.0
-        request.tried = (*request.tried, worker.name)
+        request.tried = (*request.tried, worker.pod)
         request.restart()
         self._attempt(request, now)

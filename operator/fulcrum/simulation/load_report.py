@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
+
+import msgspec
+
 from fulcrum.api.names import Role
-from fulcrum.api.worker import LoadReport, SpeedCoefficients, WorkCounters
+from fulcrum.api.worker import LoadReport, RankReport, SpeedCoefficients, WorkCounters
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.worker import SimulatedWorker
+from fulcrum.simulation.worker_host import WorkDone
 
 
-def load_report(pod: Pod, worker: SimulatedWorker) -> LoadReport:
+def load_report(pod: Pod) -> LoadReport:
     """Return what the agent of a ready worker would answer to `GET /load`."""
-    speed = worker.speed
+    ranks, speed = pod.ranks, pod.pool.speed
     coefficients = getattr(speed, "coefficients", None)
+    blocks = sum(rank.kv_capacity_blocks for rank in ranks)
     return LoadReport(
         role=pod.role,
         role_epoch=pod.epoch,
         ready=True,
         draining=pod.role is Role.DRAINING,
-        running=worker.running,
-        waiting=len(worker.waiting) + worker.loading,
-        queued_prompt_tokens=worker.queued_tokens,
-        kv_usage=worker.kv_usage,
-        kv_held_for_peers=worker.held_blocks / worker.kv_capacity_blocks,
-        kv_capacity_tokens=speed.kv_capacity_tokens,
+        running=sum(rank.running for rank in ranks),
+        waiting=sum(len(rank.waiting) + rank.loading for rank in ranks),
+        queued_prompt_tokens=sum(rank.queued_tokens for rank in ranks),
+        kv_usage=sum(rank.kv_used_blocks for rank in ranks) / blocks,
+        kv_held_for_peers=sum(rank.held_blocks for rank in ranks) / blocks,
+        kv_capacity_tokens=speed.kv_capacity_tokens * len(ranks),
         speed=coefficients if isinstance(coefficients, SpeedCoefficients) else None,
-        work=WorkCounters(
-            prompts=worker.work.prompts,
-            prompt_tokens=worker.work.prompt_tokens,
-            cached_tokens=worker.work.cached_tokens,
-            prefill_seconds=worker.work.prefill_seconds,
-            decode_tokens=worker.work.decode_tokens,
-            decode_seconds=worker.work.decode_seconds,
-            computed_tokens=worker.work.prompt_tokens - worker.work.cached_tokens,
-        ),
+        work=_counters(rank.work for rank in ranks),
         max_batch=speed.max_batch,
         max_batched_tokens=speed.max_batched_tokens,
+        ranks=tuple(map(_rank_report, ranks)) if len(ranks) > 1 else msgspec.UNSET,
+    )
+
+
+def _rank_report(rank: SimulatedWorker) -> RankReport:
+    return RankReport(
+        rank=rank.dp_rank or 0,
+        running=rank.running,
+        waiting=len(rank.waiting) + rank.loading,
+        queued_prompt_tokens=rank.queued_tokens,
+        kv_usage=rank.kv_usage,
+        kv_held_for_peers=rank.held_blocks / rank.kv_capacity_blocks,
+        kv_capacity_tokens=rank.speed.kv_capacity_tokens,
+        work=_counters([rank.work]),
+    )
+
+
+def _counters(works: Iterable[WorkDone]) -> WorkCounters:
+    total = WorkDone()
+    for work in works:
+        for field in fields(total):
+            setattr(total, field.name, getattr(total, field.name) + getattr(work, field.name))
+    return WorkCounters(
+        prompts=total.prompts,
+        prompt_tokens=total.prompt_tokens,
+        cached_tokens=total.cached_tokens,
+        prefill_seconds=total.prefill_seconds,
+        decode_tokens=total.decode_tokens,
+        decode_seconds=total.decode_seconds,
+        computed_tokens=total.prompt_tokens - total.cached_tokens,
     )

@@ -15,7 +15,7 @@ from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
 from fulcrum.load.demand import LatencyTargets
-from fulcrum.routing import AffinityMemory, Flight, Incoming, NoPath, Route, route, token_ends
+from fulcrum.routing import AffinityMemory, Flight, Incoming, NoPath, Route, WorkerView, route, token_ends
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
@@ -78,20 +78,25 @@ class SimulatedGateway:
             self.view.transfers.expect(pool, cost)
         self.tiers: Tiers | None = None
         """What all workers report to have below their KV caches."""
-        self._workers: dict[str, SimulatedWorker] = {}
+        self._ranks: dict[str, tuple[SimulatedWorker, ...]] = {}
+        """By worker."""
         self._requests: dict[Flight, SimulatedRequest] = {}
         self._flights: dict[int, Flight] = {}
 
     def changed(self, pod: Pod) -> None:
         """What the watch of Pods reports: a worker came, went, or has another role."""
-        worker = pod.worker
-        if worker is None or pod.deleting:
-            self._workers.pop(pod.name, None)
+        if not pod.ranks or pod.deleting:
+            self._ranks.pop(pod.name, None)
             self.view.workers.remove(pod.name)
         else:
-            self._workers[pod.name] = worker
+            self._ranks[pod.name] = pod.ranks
             self.view.workers.put(
-                pod.name, worker.role, pool=pod.pool.name, revision="1", incarnation=f"{pod.uid}/{pod.restarts}"
+                pod.name,
+                pod.ranks[0].role,
+                pool=pod.pool.name,
+                revision="1",
+                incarnation=f"{pod.uid}/{pod.restarts}",
+                data_parallel=len(pod.ranks),
             )
             self.view.workers.set_tiers(pod.name, self.tiers)
 
@@ -137,7 +142,10 @@ class SimulatedGateway:
         flight = self.view.start(incoming, found, now)
         self._requests[flight] = request
         self._flights[request.index] = flight
-        return Chosen(self._workers[found.prefill.name], self._workers[found.decode.name], aborted)
+        return Chosen(self._of(found.prefill), self._of(found.decode), aborted)
+
+    def _of(self, view: WorkerView) -> SimulatedWorker:
+        return self._ranks[view.worker][view.dp_rank or 0]
 
     def prefilled(self, request: SimulatedRequest, now: float) -> None:
         """The prefill leg was answered, or the first token of a whole request came."""

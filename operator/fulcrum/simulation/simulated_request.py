@@ -23,7 +23,10 @@ class Leg(IntEnum):
 class RequestWorker(Protocol):
     """A worker as the requests see it that it serves, or whose KV it holds (`worker.SimulatedWorker`)."""
 
+    pod: str
+    """Name of the worker."""
     name: str
+    """The same, with its rank of data parallel where it has several."""
     pool: str
     speed: Speed
     prefill_legs: int

@@ -1,12 +1,11 @@
-"""One engine: continuous batching as vLLM does it, advanced from change to change instead of step by step.
+"""One engine, or one rank of it: continuous batching as vLLM does it, advanced from change to change.
 
 Every step takes one token for each decoding request and fills the rest of the token budget with chunks of waiting
 prompts: those that have begun, then the others in the order of their arrival; when the KV blocks run out the latest
 request is preempted and recomputed. Where classes have ranks, the queue is in the order of rank and arrival, and the
 latest of the lowest class is preempted; what has begun goes on first all the same, as in vLLM. The role plays no part
-in it: it only decides which requests are sent here. Steps without chunks are taken together
-(`decode_run`); what comes in the middle of them takes effect at the next step boundary, as in the engine. KV is pulled
-beside the steps, or between them (`Pulling`).
+in it: it only decides which requests are sent here. When steps end is said by `steps`: what comes in the middle of one
+takes effect at the next step boundary, as in the engine. KV is pulled beside the steps, or between them (`Pulling`).
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ from fulcrum.simulation.held_kv import HeldKv
 from fulcrum.simulation.kv_blocks import KvBlocks
 from fulcrum.simulation.kv_tiers import Restoring, WorkerTiers
 from fulcrum.simulation.prefill_run import PrefillRun
-from fulcrum.simulation.shared_machine import SharedMachine
 from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
 from fulcrum.simulation.speed import StepTimes
-from fulcrum.simulation.timeline import Timeline
+from fulcrum.simulation.steps import WorkerSteps
 from fulcrum.simulation.worker_host import WorkDone, WorkerHost
 
 
 class SimulatedWorker:
-    """State of one engine. Policies read the public attributes."""
+    """State of one engine, or of one rank of data parallel. Policies read the public attributes."""
 
     def __init__(
         self,
         *,
-        name: str,
+        pod: str,
         pool: str,
         role: Role,
         speed: Speed,
@@ -44,15 +42,18 @@ class SimulatedWorker:
         cached: bool,
         pauses: bool = False,
         ranks: Mapping[str | None, int] | None = None,
-        machine: SharedMachine | None = None,
         tiers: WorkerTiers | None = None,
-        timeline: Timeline,
+        steps: WorkerSteps,
         host: WorkerHost,
+        dp_rank: int | None = None,
     ) -> None:
-        """`ranks` of the classes by name, the lowest first; None: all are alike. `machine`: shared with other workers.
-        `tiers`: what is below its KV cache.
+        """`pod` names the worker that it is, or of which it is one of several ranks of data parallel (`dp_rank`), which
+        all take the same `steps`. `ranks` of the classes by name, the lowest first; None: all are alike. `tiers`: what
+        is below its KV cache.
         """
-        self.name = name
+        self.pod = pod
+        self.dp_rank = dp_rank
+        self.name = pod if dp_rank is None else f"{pod}/dp{dp_rank}"
         self.pool = pool
         self.role = role
         """As gateways see it."""
@@ -69,24 +70,24 @@ class SimulatedWorker:
         """Requests whose KV is on its way."""
         self.stopped = False
         self.work = WorkDone()
-        self.event = -1
-        self._clock = 0.0  # begin of the run under way
-        self._machine = machine
-        self._began = 0.0  # the same on the machine's clock
+        self._steps = steps
+        self.prefills = False
+        """Its next step has chunks of prompts."""
+        self.started: list[SimulatedRequest] = []
+        """What has its first token after the next step."""
         # These get their first token by the run under way, of one step; on a shared machine only.
         self._first: list[SimulatedRequest] = []
         self._pauses = pauses  # no step while KV is on its way (`Pulling.BETWEEN`)
-        self._times, self._timeline, self._host, self._tiers = times, timeline, host, tiers
+        self._times, self._host, self._tiers = times, host, tiers
         self._kv = KvBlocks(capacity_tokens=speed.kv_capacity_tokens, block_tokens=block_tokens, cached=cached)
         self.held = HeldKv(self._kv)
         """What is kept until decode workers have pulled it."""
-        self._decode = DecodeRun(times, self._kv)
+        self.decode_run = DecodeRun(times, self._kv)
+        """What decodes."""
         self._running: dict[int, SimulatedRequest] = {}  # in the order of their admission
         self._prefill = PrefillRun()
         self._ready = _queue(ranks)  # pulled, not in the batch yet
         self._ranks = ranks
-        self._steps = -1  # of the run under way; -1: idle
-        self._cut = False  # the run already ends at its next boundary
 
     @property
     def in_flight(self) -> int:
@@ -96,12 +97,12 @@ class SimulatedWorker:
     @property
     def batch(self) -> int:
         """Requests that decode."""
-        return self._decode.batch
+        return self.decode_run.batch
 
     @property
     def context_tokens(self) -> int:
         """Sum of their contexts at the start of the run under way."""
-        return self._decode.context_tokens
+        return self.decode_run.context_tokens
 
     @property
     def kv_usage(self) -> float:
@@ -190,58 +191,24 @@ class SimulatedWorker:
 
     def wake(self, now: float) -> None:
         """Something changed: look at it at the next step boundary, which is now if there is no step under way."""
-        if self._steps < 0:
-            self._steps = 0
-            self._cut = True
-            self._begin(now)
-            self._plan(0.0, now)
-        elif not self._cut:
-            self._cut = True
-            machine = self._machine
-            elapsed_seconds = now - self._clock if machine is None else machine.clock(now) - self._began
-            steps, seconds = self._decode.boundary(elapsed_seconds)
-            if steps < self._steps:
-                self._steps = steps
-                self._plan(seconds, now)
+        self._steps.wake(now)
 
-    def _begin(self, now: float) -> None:
-        """A run begins."""
-        self._clock = now
-        if self._machine is not None:
-            self._began = self._machine.clock(now)
-
-    def _plan(self, seconds: float, now: float) -> None:
-        """Let the run under way end so many seconds after its begin, or later on a shared machine."""
-        if self._machine is None:
-            self._timeline.plan(self._clock + seconds, self)
-        else:
-            self._machine.plan(self._began + seconds, self, now)
-
-    def _rest(self, now: float) -> None:
-        """There is nothing to compute."""
-        self._steps = -1
-        if self._machine is not None:
-            self._machine.leave(self, now)
-
-    def fire(self, now: float) -> None:
-        """A run of steps is over."""
-        steps, batch, work = self._steps, self._decode.batch, self.work
-        seconds = now - self._clock
-        self._begin(now)
-        self._cut = True  # what comes meanwhile is looked at below
+    def ended(self, steps: int, seconds: float, now: float) -> None:
+        """So many steps are over, which took so long in all."""
+        batch, work = self.decode_run.batch, self.work
         self._brings_first(self._first, now)
         self._first = []
         if steps > 0:
-            work.busy_seconds += seconds
+            if batch or self._prefill.chunks:
+                work.busy_seconds += seconds
             if batch:
                 work.decode_tokens += batch * steps
                 work.decode_seconds += batch * seconds
-                for request in self._decode.advance(steps):
+                for request in self.decode_run.advance(steps):
                     del self._running[request.index]
                     self._host.finished(request, self, now)
             if self._prefill.chunks:
                 self._end_chunks(now)
-        self._schedule(now)
 
     def _end_chunks(self, now: float) -> None:
         work = self.work
@@ -277,7 +244,7 @@ class SimulatedWorker:
             before = self._kv.blocks_of(request, request.context)
             request.context += 1
             self._kv.used += self._kv.blocks_of(request, request.context) - before
-            self._decode.join(request)
+            self.decode_run.join(request)
 
     def _preempt(self) -> None:
         """Free the blocks of the latest request of the lowest class; it is computed again when there is room."""
@@ -291,18 +258,18 @@ class SimulatedWorker:
             self.queued_tokens += request.done + request.restoring
             _stop_restoring(request)
         else:
-            self._decode.drop(request)
+            self.decode_run.drop(request)
             self.queued_tokens += request.context
         request.done = 0
         self.waiting.appendleft(request)
 
-    def _schedule(self, now: float) -> None:
-        """Begin the next step, or the next run of steps."""
-        if self._pauses and self._pull_all(now):
-            self._rest(now)
-            self._cut = False
-            return
-        kv, running, decode = self._kv, self._running, self._decode
+    def pulls_first(self, now: float) -> bool:
+        """Pull what is to be there before the next step; report whether any KV is on its way."""
+        return self._pauses and self._pull_all(now)
+
+    def choose(self, now: float) -> int:
+        """Choose what the next step computes; returns how often it may be taken until something changes, 0: never."""
+        kv, running, decode = self._kv, self._running, self.decode_run
         started: list[SimulatedRequest] = []
         ready = self._ready
         while ready and len(running) < self.speed.max_batch:
@@ -318,26 +285,26 @@ class SimulatedWorker:
         prefill = self._prefill
         # A step that preempts lets no request in; if nothing is left to run, that step takes no time.
         tokens = self._fill(now, admit=not (preempted and running)) if self.waiting or prefill.chunks else 0
-        self._cut = False
+        self.started, self.prefills = started, tokens > 0
         if tokens:
-            self._steps = 1
-            squared = prefill.squared_tokens
-            first = seconds = self._times.step_seconds(decode.batch, decode.context_tokens, tokens, squared)
-            self._cut = True
-        elif decode.batch:
-            # There is no room for the one that was preempted, but there may be for one of a higher class.
-            one = (preempted and self._ranks is not None) or (started and self._machine is not None)
-            self._steps = 1 if one else decode.steps_until_change()
-            seconds = decode.seconds(self._steps)
-            first = decode.seconds(1) if started else 0.0
+            return 1
+        if not decode.batch:
+            return 0
+        # There is no room for the one that was preempted, but there may be for one of a higher class.
+        one = (preempted and self._ranks is not None) or (started and self._steps.shared)
+        return 1 if one else decode.steps_until_change()
+
+    def step_seconds(self) -> float:
+        """Time that its next step takes by itself."""
+        decode, prefill = self.decode_run, self._prefill
+        return self._times.step_seconds(decode.batch, decode.context_tokens, prefill.tokens, prefill.squared_tokens)
+
+    def bring_first(self, now: float, step_seconds: float) -> None:
+        """What is in `started` has its first token after so many seconds."""
+        if self._steps.shared:
+            self._first = self.started
         else:
-            self._rest(now)
-            return
-        if self._machine is not None:
-            self._first = started
-        else:
-            self._brings_first(started, now + first)
-        self._plan(seconds, now)
+            self._brings_first(self.started, now + step_seconds)
 
     def _brings_first(self, started: list[SimulatedRequest], at: float) -> None:
         """The first tokens of these come at a time, of the requests that are still there."""
@@ -359,7 +326,7 @@ class SimulatedWorker:
     def _fill(self, now: float, *, admit: bool) -> int:
         """Fill the step's budget with chunks of prompts, those that have begun first; returns their tokens."""
         prefill = self._prefill
-        budget = prefill.go_on(self.speed.max_batched_tokens - self._decode.batch)
+        budget = prefill.go_on(self.speed.max_batched_tokens - self.decode_run.batch)
         waiting, running, kv = self.waiting, self._running, self._kv
         while admit and waiting and budget > 0 and len(running) < self.speed.max_batch:
             request = waiting[0]
@@ -392,11 +359,10 @@ class SimulatedWorker:
     def stop(self, now: float) -> list[SimulatedRequest]:
         """The engine dies: returns every request that was on it and had not been handed over."""
         self.stopped = True
-        self.event = -1
+        self._steps.stop(now)
         lost = {request.index: request for request in (*self._running.values(), *self.waiting, *self._ready)}
         for request in self._running.values():
             _stop_restoring(request)
-        self._rest(now)
         return list(lost.values())
 
 

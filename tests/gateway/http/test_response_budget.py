@@ -140,11 +140,11 @@ async def test_waiting_for_room_is_not_the_workers_fault(make_site: MakeSite, le
     client.post({**BODY, "prompt": "large"})
     await eventually(lambda: room.waiting)
     (worker,) = site.gateway.registry.workers
-    worker.engine.sweep(asyncio.get_running_loop().time() + 1e6)
+    worker.ranks[0].engine.sweep(asyncio.get_running_loop().time() + 1e6)
     assert room.waiting
     if leaves:
         client.close()
-        await eventually(lambda: not room.waiting and not worker.engine.open_connections)
+        await eventually(lambda: not room.waiting and not worker.ranks[0].engine.open_connections)
     else:
         room.release("somebody")
         assert len((await client.answer()).body) > LARGE

@@ -13,7 +13,7 @@ from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
-from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 
 MEASURED = WorkerSpeed(
     coefficients=SpeedCoefficients(
@@ -24,10 +24,10 @@ MEASURED = WorkerSpeed(
 )
 
 
-def decoder(role: Role = Role.DECODE) -> KnownWorker:
+def decoder(role: Role = Role.DECODE) -> KnownRank:
     registry = WorkerRegistry(Metrics())
     registry.put(WorkerRecord(name="d", role=role, host="127.0.0.1", port=1, pool="pool"))
-    return registry.workers[0]
+    return registry.workers[0].ranks[0]
 
 
 def load(tokens: int, seconds: float, **changes: Any) -> LoadReport:

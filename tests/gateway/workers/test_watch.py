@@ -142,15 +142,15 @@ def test_workers_whose_engines_took_another_kv_type_share_kv_only_with_their_lik
     one, other = (worker for worker in registry.workers)
     for dtype in (None, "fp8"):  # not known yet, and as it was told
         registry.took_kv_dtype(one, dtype)
-        assert one.state.revision == other.state.revision
+        assert one.ranks[0].state.revision == other.ranks[0].state.revision
     registry.took_kv_dtype(one, "fp8_ds_mla")
-    assert one.state.revision != other.state.revision
+    assert one.ranks[0].state.revision != other.ranks[0].state.revision
     registry.took_kv_dtype(other, "fp8_ds_mla")
-    assert one.state.revision == other.state.revision
+    assert one.ranks[0].state.revision == other.ranks[0].state.revision
     registry.put(one.record)  # as the watch does with each change of the Pod
-    assert one.state.revision == other.state.revision
+    assert one.ranks[0].state.revision == other.ranks[0].state.revision
     registry.took_kv_dtype(one, "fp8")
-    assert one.state.revision != other.state.revision
+    assert one.ranks[0].state.revision != other.ranks[0].state.revision
 
 
 def test_a_mixed_worker_without_transfers_pairs_with_none_in_another_role() -> None:
@@ -165,7 +165,9 @@ async def test_workers_are_reached_on_their_own_ports_and_one_pods_nonsense_is_i
         given.metadata.annotations = {names.ANNOTATION_PORTS: said}
     follower = Follower()
     take(follower, Listed(items=pods, version="1"), {})
-    reached = {worker.name: (worker.engine.host, worker.engine.port) for worker in follower.registry.workers}
+    reached = {
+        worker.name: (worker.ranks[0].engine.host, worker.ranks[0].engine.port) for worker in follower.registry.workers
+    }
     assert reached == {"w0": ("127.77.0.1", 8000), "w1": ("127.77.0.1", 9000)}
     record = record_of(pods[1])
     assert record is not None

@@ -76,13 +76,13 @@ class _Recorder(Ours):
 
     def on_tick(self, view: View) -> TickResult:
         turn = super().on_tick(view)
-        pods = [pod for pod in view.pods if pod.worker is not None]
+        pods = [pod for pod in view.pods if pod.ranks]
         self.frames.append(
             Frame(
                 seconds=view.now,
                 status=msgspec.to_builtins(self._status),
                 pods=[_pod(pod.name, pod.role.value, pod.pool.name) for pod in pods],
-                loads={pod.name: load_report(pod, pod.worker) for pod in pods if pod.worker is not None},
+                loads={pod.name: load_report(pod) for pod in pods},
                 traffic=view.traffic(_RATE_SECONDS),
             )
         )

@@ -110,9 +110,9 @@ class Attempts:
     def _another_decode(self, exchange: Exchange, incoming: Incoming, tried: frozenset[str]) -> Route | None:
         """A path that goes on from the prefill that is held; None: a new prefill is needed."""
         held, now = exchange.held, self._loop.time()
-        if held is None or not held.usable(now) or not self._registry.has(held.worker):
+        if held is None or not held.usable(now) or not self._registry.has(held.rank.worker):
             return None
-        return self._admission.decode_elsewhere(incoming, held.worker.state, tried, now)
+        return self._admission.decode_elsewhere(incoming, held.rank.state, tried, now)
 
     async def _attempt(self, exchange: Exchange, request: InferenceRequest, flight: Flight) -> None:
         route = flight.route

@@ -24,7 +24,7 @@ from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.errors import RequestError, engine_error, upstream_failed
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ class Blame:
         self._loop = loop
         self._crashes = Crashes(registry, metrics, loop)
 
-    def failed(self, worker: KnownWorker, leg: str, failure: Failure, *, late: bool = False) -> LegFailedError:
-        """A leg failed: hold it against the worker, if it is surely at fault. `late`: it computed meanwhile."""
+    def failed(self, rank: KnownRank, leg: str, failure: Failure, *, late: bool = False) -> LegFailedError:
+        """A leg failed: hold it against its worker, if that is surely at fault. `late`: it computed meanwhile."""
         if failure in DOUBTFUL:
-            worker.state.health.breaker.doubted()
+            rank.state.health.breaker.doubted()
         elif not late and failure is not Failure.DIVERGED:
-            self._registry.failed(worker, self._loop.time())
+            self._registry.failed(rank, self._loop.time())
         self._metrics.legs[leg, failure.value] += 1
-        return LegFailedError(worker, leg, failure)
+        return LegFailedError(rank, leg, failure)
 
     def try_elsewhere(self, exchange: Exchange, failed: LegFailedError) -> None:
         """The attempt is over. Raises RequestError unless another one may be made."""
@@ -88,7 +88,7 @@ class Blame:
         if exchange.response.started:
             self._metrics.resumes["failed"] += 1
         own_errors = [failed for failed in exchange.accused if failed.failure is Failure.ERROR_STATUS]
-        if len(own_errors) == exchange.attempts and any(_serves_others(failed.worker) for failed in own_errors):
+        if len(own_errors) == exchange.attempts and any(_serves_others(failed.rank) for failed in own_errors):
             return engine_error()
         return upstream_failed(message)
 
@@ -97,7 +97,7 @@ class Blame:
         guilty = [failed for failed in exchange.accused if leg in ("", failed.leg)]
         exchange.accused = [failed for failed in exchange.accused if failed not in guilty]
         for failed in guilty:
-            self._registry.failed(failed.worker, self._loop.time())
+            self._registry.failed(failed.rank, self._loop.time())
 
     def convict_when_begun(self, exchange: Exchange) -> None:
         """Do so with the first bytes of the stream that comes next."""
@@ -111,6 +111,6 @@ class Blame:
         response.on_begin = begun
 
 
-def _serves_others(worker: KnownWorker) -> bool:
-    breaker = worker.state.health.breaker
+def _serves_others(rank: KnownRank) -> bool:
+    breaker = rank.state.health.breaker
     return breaker.answers > 0 and breaker.doubts < _MANY_DOUBTS

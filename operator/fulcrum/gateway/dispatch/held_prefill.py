@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from fulcrum.gateway.workers.registry import KnownWorker
+from fulcrum.gateway.workers.registry import KnownRank
 
 USABLE_SECONDS: Final = 15.0
 """Half of the lease (30 s) for which an engine holds KV for a peer: the pull must have begun before it is over."""
@@ -16,8 +16,8 @@ USABLE_SECONDS: Final = 15.0
 class HeldPrefill(msgspec.Struct, frozen=True, kw_only=True):
     """What the prefill leg of a request returned."""
 
-    worker: KnownWorker
-    """The engine process that holds the KV; a restarted one is another `KnownWorker`."""
+    rank: KnownRank
+    """The rank of the engine process that holds the KV; a restarted one has others."""
     kv: Raw
     done_at: float
     """Loop time."""

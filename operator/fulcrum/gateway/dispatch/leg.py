@@ -9,7 +9,7 @@ from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import is_aborted
-from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
 _OK = 200
@@ -31,7 +31,7 @@ class LegSender:
     async def send(
         self,
         leg: str,
-        worker: KnownWorker,
+        rank: KnownRank,
         path: str,
         request_id: bytes,
         body: bytes,
@@ -40,16 +40,17 @@ class LegSender:
         silence_seconds: float = inf,
         sink: StreamSink | None = None,
     ) -> Answer:
-        """The answer of `worker`, which may be an error of the client's. Raises LegFailedError.
+        """The answer of `rank`, which may be an error of the client's. Raises LegFailedError.
 
         `deadline`: loop time by which it must be complete. Another worker is to try when it, or a stream's first byte,
-        has not come for `silence_seconds`, in which the worker has computed nothing either.
+        has not come for `silence_seconds`, in which its worker has computed nothing either.
         """
+        worker = rank.worker
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
-        request = worker.engine.request(path, request_id, body)
-        breaker = worker.state.health.breaker
+        request = rank.engine.request(path, request_id, body)
+        breaker = rank.state.health.breaker
         began_at, answers = self._loop.time(), breaker.answers
         if sink is None:
             excuse = Excuse.IN_TURN if leg == "prefill" else Excuse.ALWAYS  # short answers may overtake long ones
@@ -57,7 +58,7 @@ class LegSender:
             # The first token of a decode leg waits for KV from a peer: what the engine does for others says nothing.
             excuse = Excuse.NEVER if leg == "decode" else Excuse.IN_TURN
         try:
-            answer = await worker.engine.exchange(
+            answer = await rank.engine.exchange(
                 request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
             )
         except UpstreamError as error:
@@ -67,11 +68,11 @@ class LegSender:
             # One that computes, or answers others, is late, and no more than that.
             computes = worker.progress.moved_at > max(began_at, self._loop.time() - silence_seconds)
             late = failure in (Failure.STALL, Failure.TIMEOUT) and (computes or breaker.answers != answers)
-            raise self._blame.failed(worker, leg, failure, late=late) from error
+            raise self._blame.failed(rank, leg, failure, late=late) from error
         if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
-            raise self._blame.failed(worker, leg, Failure.REFUSED)
+            raise self._blame.failed(rank, leg, Failure.REFUSED)
         if answer.status >= _SERVER_ERRORS or (leg != "prefill" and is_aborted(answer.body)):
-            raise self._blame.failed(worker, leg, Failure.ERROR_STATUS)
-        self._registry.worked(worker)
+            raise self._blame.failed(rank, leg, Failure.ERROR_STATUS)
+        self._registry.worked(rank)
         self._metrics.legs[leg, "answered"] += 1
         return answer

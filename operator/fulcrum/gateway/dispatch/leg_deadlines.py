@@ -8,7 +8,7 @@ from typing import Final
 from fulcrum.admission import NeighbourSlowdown
 from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
 from fulcrum.gateway.openai.inference_request import InferenceRequest
-from fulcrum.gateway.workers.registry import KnownWorker
+from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import Flight, WorkerView
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS
 
@@ -53,14 +53,14 @@ class LegDeadlines:
         """Another worker was asked."""
         self._left -= 1
 
-    def first_answer_seconds(self, exchange: Exchange, worker: KnownWorker) -> float:
+    def first_answer_seconds(self, exchange: Exchange, rank: KnownRank) -> float:
         """For a prefill, or a stream's first token; infinite where nothing better is to be had."""
         flight = exchange.flight
         if flight is None:
             return inf
         predicted_seconds = flight.route.ttft_seconds
-        if worker.progress.known and worker.state is flight.route.prefill:
-            predicted_seconds = min(predicted_seconds, step_seconds(worker.state))
+        if rank.worker.progress.known and rank.state is flight.route.prefill:
+            predicted_seconds = min(predicted_seconds, step_seconds(rank.state))
         if exchange.response.started:
             return max(late_seconds(predicted_seconds), LEAST_STREAM_SECONDS)
         promise_seconds = min(
@@ -74,15 +74,15 @@ class LegDeadlines:
             max(late_seconds(slower * predicted_seconds), SHARE_OF_PROMISE * promise_seconds, LEAST_SECONDS),
         )
 
-    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker) -> float:
+    def last_leg_seconds(self, exchange: Exchange, request: InferenceRequest, rank: KnownRank) -> float:
         """For a stream's first token, or an answer that comes as one."""
         if request.stream:
-            return self.first_answer_seconds(exchange, worker)
+            return self.first_answer_seconds(exchange, rank)
         flight = exchange.flight
         if flight is None or not flight.route.known:
             return inf
-        if worker.progress.known:
-            seconds = FACTOR * step_seconds(worker.state)
+        if rank.worker.progress.known:
+            seconds = FACTOR * step_seconds(rank.state)
         elif request.max_tokens is None or request.whole:
             return inf
         else:

@@ -17,7 +17,7 @@ from fulcrum.gateway.http.upstream_answer import Answer
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import read_answer, read_usage
 from fulcrum.gateway.openai.inference_request import InferenceRequest
-from fulcrum.gateway.workers.registry import KnownWorker
+from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import ClusterView, Flight, prefill_left_seconds
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
@@ -48,13 +48,13 @@ class Legs:
         self._loop = loop
 
     async def two(
-        self, exchange: Exchange, request: InferenceRequest, flight: Flight, prefill: KnownWorker, decode: KnownWorker
+        self, exchange: Exchange, request: InferenceRequest, flight: Flight, prefill: KnownRank, decode: KnownRank
     ) -> None:
         """Prefill on one worker, unless it holds this prompt's KV, then decode on the other. Raises LegFailedError."""
         exchange.path = f"{prefill.name},{decode.name}"
         response = exchange.response
         held = exchange.held
-        if held is not None and held.worker is prefill and held.usable(self._loop.time()):
+        if held is not None and held.rank is prefill and held.usable(self._loop.time()):
             if not request.stream:
                 exchange.first_token_at = held.done_at
             self._cluster.prefill_done(flight, self._loop.time(), prompt_tokens=exchange.prompt_tokens, seen=False)
@@ -84,30 +84,30 @@ class Legs:
         if kv is None:
             self._metrics.legs["prefill", "no_kv"] += 1
         elif not response.started:
-            exchange.held = HeldPrefill(worker=prefill, kv=kv, done_at=prefilled_at)
+            exchange.held = HeldPrefill(rank=prefill, kv=kv, done_at=prefilled_at)
         if kv is not None and exchange.sink is not None and exchange.sink is exchange.stream:
             response.on_begin = partial(self._pulled, flight)
         else:
             self._cluster.transfers.drop(flight)  # nothing is pulled, or its end is not seen
         await self._last_leg(exchange, request, decode, "decode", request.decode_body(kv))
 
-    async def one(self, exchange: Exchange, request: InferenceRequest, flight: Flight, worker: KnownWorker) -> None:
+    async def one(self, exchange: Exchange, request: InferenceRequest, flight: Flight, rank: KnownRank) -> None:
         """Prefill and decode on one worker. Raises LegFailedError."""
-        exchange.path = worker.name
+        exchange.path = rank.name
         if request.stream:
             exchange.response.on_begin = partial(self._first_token, flight)
         elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
             self._cluster.expect_first_token(flight, self._loop.time() + flight.route.ttft_seconds)
-        body = request.whole_body(self._prefill_left_seconds(exchange, worker))
-        await self._last_leg(exchange, request, worker, "whole", body)
+        body = request.whole_body(self._prefill_left_seconds(exchange, rank))
+        await self._last_leg(exchange, request, rank, "whole", body)
         expected = flight.route
         if expected.known and exchange.output_tokens:
             later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
             self._cluster.answered(flight, self._loop.time(), later_seconds=later_seconds)
 
-    def _prefill_left_seconds(self, exchange: Exchange, worker: KnownWorker) -> float | None:
+    def _prefill_left_seconds(self, exchange: Exchange, rank: KnownRank) -> float | None:
         """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""
-        tiers, incoming = worker.state.tiers, exchange.incoming
+        tiers, incoming = rank.state.tiers, exchange.incoming
         if tiers is None or not tiers.front or incoming is None:
             return None
         ttft_seconds = min(self._cluster.ttft_seconds, incoming.ttft_seconds)
@@ -120,7 +120,7 @@ class Legs:
         self._cluster.pulled(flight, self._loop.time())
 
     async def _last_leg(
-        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, leg: str, body: bytes
+        self, exchange: Exchange, request: InferenceRequest, rank: KnownRank, leg: str, body: bytes
     ) -> None:
         """The leg whose answer is the client's."""
         response = exchange.response
@@ -130,8 +130,8 @@ class Legs:
         if exchange.accused and sink is not None:
             self._blame.convict_when_begun(exchange)
         answer = await self._sender.send(
-            leg, worker, request.path, response.request_id, body, deadline=exchange.deadline, sink=sink,
-            silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, worker),
+            leg, rank, request.path, response.request_id, body, deadline=exchange.deadline, sink=sink,
+            silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, rank),
         )  # fmt: skip
         if exchange.accused and answer.status == _OK:
             self._blame.convict(exchange)

@@ -30,7 +30,7 @@ from fulcrum.gateway.errors import RequestError, upstream_failed
 from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
-from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 from fulcrum.routing import Incoming, Route
 
 logger = logging.getLogger(__name__)
@@ -126,11 +126,11 @@ class Recovery:
             )
 
     async def rest(
-        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker
+        self, exchange: Exchange, request: InferenceRequest, rank: KnownRank
     ) -> tuple[InferenceRequest, StreamSink] | None:
-        """What is left of the stream, to be prefilled on `worker`; None: only its end was, and the client has it now.
+        """What is left of the stream, to be prefilled on `rank`; None: only its end was, and the client has it now.
 
-        Raises LegFailedError when the worker fails, RequestError when the stream cannot go on.
+        Raises LegFailedError when its worker fails, RequestError when the stream cannot go on.
         """
         stream, stream_log = exchange.stream, exchange.stream_log
         if stream is None or stream_log is None:
@@ -141,12 +141,10 @@ class Recovery:
         if exchange.prompt_ids is None and (
             stream_log.finish_reason is None or (wants_usage and exchange.prompt_tokens is None)
         ):
-            exchange.prompt_ids = await self._probe(exchange, request, worker)
+            exchange.prompt_ids = await self._probe(exchange, request, rank)
         if exchange.prompt_ids is not None:
             exchange.prompt_tokens = len(exchange.prompt_ids)
-        again = (
-            "" if stream_log.finish_reason is not None else await self._rewind(exchange, request, worker, stream_log)
-        )
+        again = "" if stream_log.finish_reason is not None else await self._rewind(exchange, request, rank, stream_log)
         exchange.tokens_before = len(stream_log.ids)
         sink = Continuation(
             exchange.response,
@@ -188,7 +186,7 @@ class Recovery:
         )  # fmt: skip
 
     async def _rewind(
-        self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker, stream_log: StreamLog
+        self, exchange: Exchange, request: InferenceRequest, rank: KnownRank, stream_log: StreamLog
     ) -> str:
         """Go back to where the stream can go on; text from there on that the client has already got."""
         point = resume_point(request, stream_log)
@@ -199,7 +197,7 @@ class Recovery:
             return point.again
         # Another sample would not repeat this text, so it is taken for granted, by its likeliest tokens.
         body = tokenize_body(request, point.again)
-        answer = await self._leg(exchange, worker, "/tokenize", body)
+        answer = await self._leg(exchange, rank, "/tokenize", body)
         try:
             stream_log.ids.extend(msgspec.json.decode(answer, type=_Tokens).tokens)
         except msgspec.DecodeError:
@@ -208,17 +206,17 @@ class Recovery:
         stream_log.rewind(len(stream_log.ids), stream_log.chars)
         return ""
 
-    async def _probe(self, exchange: Exchange, request: InferenceRequest, worker: KnownWorker) -> list[int]:
-        found = prompt_ids(await self._leg(exchange, worker, request.path, probe_body(request)))
+    async def _probe(self, exchange: Exchange, request: InferenceRequest, rank: KnownRank) -> list[int]:
+        found = prompt_ids(await self._leg(exchange, rank, request.path, probe_body(request)))
         if found is None:
             raise self._impossible("a worker did not tell the tokens of its prompt")
         return found
 
-    async def _leg(self, exchange: Exchange, worker: KnownWorker, path: str, body: bytes) -> bytes:
+    async def _leg(self, exchange: Exchange, rank: KnownRank, path: str, body: bytes) -> bytes:
         response = exchange.response
         predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
         answer = await self._legs.send(
-            "resume", worker, path, response.request_id, body, deadline=exchange.deadline,
+            "resume", rank, path, response.request_id, body, deadline=exchange.deadline,
             silence_seconds=max(late_seconds(predicted_seconds), PROBE_SECONDS),
         )  # fmt: skip
         if answer.status != _OK:

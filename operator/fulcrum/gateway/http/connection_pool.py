@@ -39,9 +39,12 @@ class ConnectionPool:
         response_budget: ResponseBudget,
         token: str | None = None,
         *,
+        headers: str = "",
         still: Callable[[float, float, float], bool] = lambda _since, _limit_seconds, _now: True,
     ) -> None:
-        """`still`: whether the engine has computed nothing for so many seconds since a time, as of now (loop time)."""
+        """`headers`: further lines of each request's head. `still`: whether the engine has computed nothing for so many
+        seconds since a time, as of now (loop time).
+        """
         self.host = host
         self.port = port
         self._response_budget = response_budget
@@ -51,7 +54,7 @@ class ConnectionPool:
         self._closed = False
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         own = "" if token is None else f"{AUTHORIZATION.lower()}: {authorization(token)}\r\n"
-        head = f" HTTP/1.1\r\nhost: {address}\r\n{own}content-type: application/json\r\nx-request-id: "
+        head = f" HTTP/1.1\r\nhost: {address}\r\n{own}{headers}content-type: application/json\r\nx-request-id: "
         self._fixed_head = head.encode("ascii")
 
     def request(self, path: str, request_id: bytes, body: bytes) -> bytes:

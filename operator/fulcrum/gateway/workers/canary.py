@@ -19,7 +19,7 @@ from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
 from fulcrum.gateway.openai.bodies import read_answer, read_request
 from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest, ServedModel
 from fulcrum.gateway.workers.progress import ask_load
-from fulcrum.gateway.workers.registry import KnownWorker
+from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import Pair
 
 _SILENCE_SECONDS: Final = 40.0
@@ -41,8 +41,8 @@ _SERVER_ERRORS: Final = 500
 class Canary(NamedTuple):
     """A pair to try."""
 
-    prefill: KnownWorker
-    decode: KnownWorker
+    prefill: KnownRank
+    decode: KnownRank
     attempt: int
     until: float
     """Loop time after which it is no longer worth trying."""
@@ -54,11 +54,11 @@ class Canary(NamedTuple):
     @property
     def drains(self) -> bool:
         """One of the two finishes its work: KV that a canary leaves there would be waited for."""
-        return Role.DRAINING in (self.prefill.role, self.decode.role)
+        return Role.DRAINING in (self.prefill.worker.role, self.decode.worker.role)
 
     @property
     def in_use(self) -> bool:
-        return (self.prefill.role, self.decode.role) == (Role.PREFILL, Role.DECODE)
+        return (self.prefill.worker.role, self.decode.worker.role) == (Role.PREFILL, Role.DECODE)
 
 
 class CanaryRunner:
@@ -90,13 +90,13 @@ class CanaryRunner:
             if error.failure is Failure.STALL and await self._pulls_nothing(canary.decode, before):
                 return "decode_timeout"
             raise
-        if canary.decode.agent is None:
+        if canary.decode.worker.agent is None:
             return "warm"  # there is no agent to ask
         if before is None or before.transfers is None:
             return "unverified"
         return await self._verified(canary.decode, before.transfers)
 
-    async def _verified(self, decode: KnownWorker, before: TransferCounters) -> str:
+    async def _verified(self, decode: KnownRank, before: TransferCounters) -> str:
         """Whether the decode engine has pulled a canary since `before`.
 
         Other requests pull at the same time, so any failure that was counted meanwhile counts as the canary's: a pair
@@ -117,7 +117,7 @@ class CanaryRunner:
         # Neither pulled nor computed: the engine was restarted meanwhile, or does not count.
         return "recomputed" if computed else "unverified"
 
-    async def _pulls_nothing(self, decode: KnownWorker, before: LoadReport | None) -> bool:
+    async def _pulls_nothing(self, decode: KnownRank, before: LoadReport | None) -> bool:
         """Whether a canary without an answer waits for its KV, and not for its turn in a busy engine."""
         after = await self._load(decode)
         if before is None or before.transfers is None or after is None or after.transfers is None:
@@ -126,21 +126,22 @@ class CanaryRunner:
             return False
         return after.transfers.failed_transfers > before.transfers.failed_transfers or after.running == 0
 
-    async def _load(self, worker: KnownWorker) -> LoadReport | None:
+    async def _load(self, rank: KnownRank) -> LoadReport | None:
         try:
-            return await ask_load(worker.agent)
+            report = await ask_load(rank.worker.agent)
         except (UpstreamError, TimeoutError, msgspec.DecodeError):
             return None
+        return report.of_rank(rank.state.dp_rank or 0, len(rank.worker.ranks)) if report is not None else None
 
-    async def _leg(self, worker: KnownWorker, request_id: bytes, body: bytes, *computing: KnownWorker) -> Answer:
-        """The answer of `worker`, which is waited for as long as one of `computing` does. Raises UpstreamError."""
+    async def _leg(self, rank: KnownRank, request_id: bytes, body: bytes, *computing: KnownRank) -> Answer:
+        """The answer of `rank`, which is waited for as long as one of `computing` does. Raises UpstreamError."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        request = worker.engine.request(COMPLETIONS_PATH, request_id, body)
-        asked = loop.create_task(worker.engine.exchange(request, sink=None, deadline=began_at + _LEG_SECONDS))
+        request = rank.engine.request(COMPLETIONS_PATH, request_id, body)
+        asked = loop.create_task(rank.engine.exchange(request, sink=None, deadline=began_at + _LEG_SECONDS))
         try:
             while not (await asyncio.wait((asked,), timeout=_POLL_SECONDS))[0]:
-                if all(each.progress.still(began_at, _SILENCE_SECONDS, loop.time()) for each in computing):
+                if all(each.worker.progress.still(began_at, _SILENCE_SECONDS, loop.time()) for each in computing):
                     raise UpstreamError(Failure.STALL, "the pair stands still")
         finally:
             asked.cancel()

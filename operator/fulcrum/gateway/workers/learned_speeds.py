@@ -14,7 +14,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.capacity.online import TRUST, OnlineSpeed
 from fulcrum.capacity.rows import DecodeRow, PrefillRow, decode_row
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.gateway.workers.registry import KnownWorker
+from fulcrum.gateway.workers.registry import KnownRank
 
 _ROW_SECONDS: Final = 2.0
 """Shortest time between two reports that a row of decode steps is made from."""
@@ -28,7 +28,7 @@ class LearnedSpeeds:
     def __init__(self) -> None:
         self._online: dict[str, OnlineSpeed] = {}
         self._reports: dict[str, tuple[float, LoadReport]] = {}
-        """By worker: the report that its next row begins at, and when it came."""
+        """By rank: the report that its next row begins at, and when it came."""
 
     def speed(self, pool: str, measured: WorkerSpeed | None) -> WorkerSpeed | None:
         """What is known of a pool now; `measured`: by its agents, where new workers begin."""
@@ -38,16 +38,16 @@ class LearnedSpeeds:
             self._online[pool] = OnlineSpeed.start(measured.coefficients, trust=TRUST[measured.source])
         return dataclasses.replace(measured, coefficients=self._online[pool].coefficients)
 
-    def learn(self, workers: Iterable[KnownWorker], prefills: Mapping[str, Sequence[PrefillRow]], now: float) -> None:
-        """Take in the steps with prompts that were seen since the last time, and the workers' newest reports."""
+    def learn(self, ranks: Iterable[KnownRank], prefills: Mapping[str, Sequence[PrefillRow]], now: float) -> None:
+        """Take in the steps with prompts that were seen since the last time, and the newest reports of ranks."""
         rows: dict[str, list[PrefillRow | DecodeRow]] = {pool: list(seen) for pool, seen in prefills.items()}
-        living = {worker.name: worker for worker in workers}
+        living = {rank.name: rank for rank in ranks}
         self._reports = {name: entry for name, entry in self._reports.items() if name in living}
-        for name, worker in living.items():
-            if worker.report is not None:
-                row = self._decode(name, worker.report, now)
+        for name, rank in living.items():
+            if rank.report is not None:
+                row = self._decode(name, rank.report, now)
                 if row is not None:
-                    rows.setdefault(worker.record.pool, []).append(row)
+                    rows.setdefault(rank.state.pool, []).append(row)
         for pool, seen in rows.items():
             if pool in self._online:
                 self._online[pool] = self._online[pool].updated(seen)

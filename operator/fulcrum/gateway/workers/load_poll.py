@@ -16,7 +16,7 @@ from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.workers.progress import ask_load
-from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownRank, KnownWorker, WorkerRegistry
 from fulcrum.gateway.workers.reported_transfers import ReportedTransfers
 from fulcrum.kv import tiers_of
 
@@ -49,9 +49,9 @@ class LoadPoller:
         """No other gateway sends requests to these workers."""
         self._speeds = LearnedSpeeds()
         self._reported_transfers = ReportedTransfers(unpriced_pools)
-        self._transfers: dict[KnownWorker, TransferCounters] = {}
-        self.suspected: Callable[[KnownWorker], None] = lambda _worker: None
-        """Called for each worker whose KV transfers failed since it was asked last."""
+        self._transfers: dict[KnownRank, TransferCounters] = {}
+        self.suspected: Callable[[KnownRank], None] = lambda _rank: None
+        """Called for each rank whose KV transfers failed since it was asked last."""
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -71,11 +71,12 @@ class LoadPoller:
         self._compare_transfers()
         by_pool: dict[str, list[WorkerSpeed]] = {}
         for worker in self._registry.workers:
-            speed = measured_speed(worker.report) if worker.report is not None else None
+            report = worker.ranks[0].report  # ranks are alike, and a speed is that of one
+            speed = measured_speed(report) if report is not None else None
             if speed is not None:
                 by_pool.setdefault(worker.record.pool, []).append(speed)
         now = asyncio.get_running_loop().time()
-        self._speeds.learn(self._registry.workers, self._registry.cluster.steps.take(), now)
+        self._speeds.learn(self._registry.ranks, self._registry.cluster.steps.take(), now)
         self._reported_transfers.expect(self._registry.workers, self._registry.cluster)
         for pool, measured in by_pool.items():
             speed = self._speeds.speed(pool, pool_speed(measured))
@@ -94,25 +95,26 @@ class LoadPoller:
 
     def _compare_transfers(self) -> None:
         before, self._transfers = self._transfers, {}
-        for worker in self._registry.workers:
-            now = worker.report.transfers if worker.report is not None else before.get(worker)
+        for rank in self._registry.ranks:
+            now = rank.report.transfers if rank.report is not None else before.get(rank)
             if now is None:
                 continue
-            self._transfers[worker] = now
-            if (last := before.get(worker)) is not None and (
+            self._transfers[rank] = now
+            if (last := before.get(rank)) is not None and (
                 now.failed_transfers > last.failed_transfers or now.expired_requests > last.expired_requests
             ):
-                self.suspected(worker)
+                self.suspected(rank)
 
     async def _ask(self, worker: KnownWorker) -> None:
-        worker.report = None
+        report = None
         try:
-            worker.report = await ask_load(worker.agent)
+            report = await ask_load(worker.agent)
         except (UpstreamError, TimeoutError):
             self._metrics.load_reports["unanswered"] += 1
         except msgspec.DecodeError as error:
             logger.debug("load_report_unreadable worker=%s error=%s", worker.name, error)
             self._metrics.load_reports["unreadable"] += 1
         else:
-            self._metrics.load_reports["answered"] += worker.report is not None
-        worker.progress.note(worker.report, asyncio.get_running_loop().time())
+            self._metrics.load_reports["answered"] += report is not None
+        worker.heard(report)
+        worker.progress.note(report, asyncio.get_running_loop().time())

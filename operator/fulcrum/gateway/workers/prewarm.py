@@ -1,26 +1,29 @@
 """Tries pairs of workers before users do, and again on suspicion.
 
-The first NIXL handshake of a pair can take seconds (REFERENCES, section 2).
+The first NIXL handshake of a pair can take seconds (REFERENCES, section 2). Handshakes are of ranks: of a worker with
+data parallelism, each rank is tried with each rank of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.gateway.http.upstream_answer import Failure, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.workers.canary import Canary, CanaryRunner
-from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownRank, KnownWorker, WorkerRegistry
 from fulcrum.routing import Pair, PairHealth
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
-"""Pairs that are tried at a time; a worker is in one of them at most."""
+"""Pairs that are tried at a time; a rank is in one of them at most."""
 _TOTAL_SECONDS: Final = 120.0
 """Time after a worker joined in which its pairs are tried; requests try the rest."""
 _MAX_ATTEMPTS: Final = 5
@@ -35,6 +38,15 @@ _FAILED: Final = ("recomputed", "decode_timeout", "decode_error")
 """Outcomes that say that KV does not cross; others say that one of the engines did not answer."""
 
 
+_name: Final = attrgetter("name")
+
+
+def _pairs(ranks_of_workers: Iterable[int]) -> int:
+    """Ordered pairs of ranks of two workers."""
+    ranks = [*ranks_of_workers]
+    return sum(ranks) ** 2 - sum(each * each for each in ranks)
+
+
 class Prewarmer:
     """Runs canaries in the background, and tells routing which pairs cannot move KV."""
 
@@ -43,21 +55,28 @@ class Prewarmer:
         self._metrics = metrics
         self._canaries = CanaryRunner(served_name)
         self._health = PairHealth()
-        self._new: dict[KnownWorker, float] = {}
-        """Engine processes whose pairs are not queued yet, and the loop time after which they are not worth trying."""
+        self._new: dict[KnownRank, float] = {}
+        """Ranks of new engine processes whose pairs are not queued yet, and the loop time after which these are not
+        worth trying."""
         self._urgent: deque[Canary] = deque()
         self._later: deque[Canary] = deque()
         self._queued: set[Pair] = set()
         self._tried_at: dict[Pair, float] = {}
-        self._busy: set[KnownWorker] = set()
+        self._busy: set[KnownRank] = set()
         self._running: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
 
     @property
     def pending(self) -> int:
         """Pairs still to try, at most."""
-        new = len(self._new)
-        return self._queue_length + new * max(2 * len(self._registry.workers) - new - 1, 0)
+        return self._queue_length + self._pairs_of_new
+
+    @property
+    def _pairs_of_new(self) -> int:
+        """Ordered pairs of ranks of two workers, one of which is new at least."""
+        new: Counter[KnownWorker] = Counter(rank.worker for rank in self._new)
+        every = {worker: len(worker.ranks) for worker in (*self._registry.workers, *new)}
+        return _pairs(every.values()) - _pairs(every[worker] - new[worker] for worker in every)
 
     @property
     def _queue_length(self) -> int:
@@ -70,35 +89,38 @@ class Prewarmer:
 
     def joined(self, worker: KnownWorker) -> None:
         """A new engine process: every pair with it, pairs that requests use in the present roles first."""
-        if self._health.forget(worker.name):
+        had_failed = [self._health.forget(rank.name) for rank in worker.ranks]
+        if any(had_failed):
             self._publish()
-        self._new[worker] = asyncio.get_running_loop().time() + _TOTAL_SECONDS
+        until = asyncio.get_running_loop().time() + _TOTAL_SECONDS
+        self._new |= dict.fromkeys(worker.ranks, until)
         self._wake.set()
 
     def queue_new(self, now: float) -> None:
         """Queue the pairs of new engine processes while there is room: all pairs of 2,000 workers are four million."""
         while self._new and self._queue_length < _MAX_PENDING:
-            worker = next(iter(self._new))
-            until = self._new.pop(worker)
-            if not self._registry.has(worker):
+            rank = next(iter(self._new))
+            until = self._new.pop(rank)
+            if not self._registry.has(rank.worker):
                 continue
+            # Pairs with one that is new as well are queued with that one.
+            others = [other for other in self._registry.ranks if other not in self._new]
+            others = [other for other in others if other.worker is not rank.worker]
             if now > until:
-                self._metrics.prewarms["dropped"] += 2 * (len(self._registry.workers) - len(self._new) - 1)
+                self._metrics.prewarms["dropped"] += 2 * len(others)
                 continue
-            for other in sorted(self._registry.workers, key=lambda worker: worker.name):
-                # Pairs with one that is new as well are queued with that one.
-                if other is not worker and other not in self._new:
-                    first, second = sorted((worker, other), key=lambda worker: worker.name)
-                    self._add(Canary(first, second, 1, until))
-                    self._add(Canary(second, first, 1, until))
+            for other in sorted(others, key=_name):
+                first, second = sorted((rank, other), key=_name)
+                self._add(Canary(first, second, 1, until))
+                self._add(Canary(second, first, 1, until))
 
-    def suspected(self, worker: KnownWorker) -> None:
-        """Transfers from or to the worker have failed: try its pairs that are in use."""
+    def suspected(self, rank: KnownRank) -> None:
+        """Transfers from or to the rank have failed: try its pairs that are in use."""
         now = asyncio.get_running_loop().time()
-        for other in self._registry.workers:
+        for other in self._registry.ranks:
             if self._queue_length >= _MAX_PENDING:
                 return  # another failure raises suspicion again
-            for prefill, decode in ((worker, other), (other, worker)):
+            for prefill, decode in ((rank, other), (other, rank)):
                 canary = Canary(prefill, decode, _MAX_ATTEMPTS, now + _TOTAL_SECONDS)
                 calm = now - self._tried_at.get(canary.pair, -_CALM_SECONDS) >= _CALM_SECONDS
                 if canary.in_use and calm and canary.pair not in self._health.failing:
@@ -106,28 +128,34 @@ class Prewarmer:
 
     def report(self) -> PairsReport:
         """What canaries found of the workers that are there, and what was learnt of transfers between pools."""
-        now = asyncio.get_running_loop().time()
-        health = self._health
+        worker_of = {rank.name: rank.worker.name for rank in self._registry.ranks}
+        found: dict[Pair, list[Pair]] = {}
+        for pair in sorted(self._health.failing):
+            prefill, decode = (worker_of.get(name, name) for name in pair)
+            found.setdefault((prefill, decode), []).append(pair)
         return PairsReport(
-            failing=tuple(
-                FailingPair(
-                    prefill=prefill,
-                    decode=decode,
-                    failures=failing.failures,
-                    seconds=round(now - failing.since_seconds, 1),
-                    why=failing.why,
-                    prefill_works=health.pulled_from(prefill),
-                    decode_works=health.pulls_from(decode),
-                )
-                for (prefill, decode), failing in sorted(health.failing.items())
-            ),
+            failing=tuple(self._failing(workers, pairs) for workers, pairs in sorted(found.items())),
             rates=self._registry.cluster.transfers.report(),
+        )
+
+    def _failing(self, workers: Pair, pairs: Sequence[Pair]) -> FailingPair:
+        """Two workers of which the `pairs` of ranks fail: a worker works as little as the worst of its ranks does."""
+        health, now = self._health, asyncio.get_running_loop().time()
+        worst = max((health.failing[pair] for pair in pairs), key=lambda failing: failing.failures)
+        return FailingPair(
+            prefill=workers[0],
+            decode=workers[1],
+            failures=worst.failures,
+            seconds=round(now - worst.since_seconds, 1),
+            why=worst.why,
+            prefill_works=min(health.pulled_from(prefill) for prefill, _ in pairs),
+            decode_works=min(health.pulls_from(decode) for _, decode in pairs),
         )
 
     async def run(self) -> None:
         """Work until cancelled.
 
-        A worker is in one pair at a time: two engines that shake hands with each other at the same moment, in opposite
+        A rank is in one pair at a time: two engines that shake hands with each other at the same moment, in opposite
         directions, block each other until a time-out of 35 s (vLLM 0.32 with NIXL 1.5, measured). All gateways of a
         cluster take the pairs in the same order, so that they seldom do this to each other either.
         """
@@ -149,22 +177,22 @@ class Prewarmer:
                 task.cancel()
 
     def _retest(self, now: float) -> None:
-        workers = {worker.name: worker for worker in self._registry.workers}
-        gone = {name for pair in self._health.failing for name in pair} - workers.keys()
+        ranks = {rank.name: rank for rank in self._registry.ranks}
+        gone = {name for pair in self._health.failing for name in pair} - ranks.keys()
         for name in gone:
             self._health.forget(name)
         if gone:
             self._publish()
-        self._tried_at = {pair: at for pair, at in self._tried_at.items() if pair[0] in workers and pair[1] in workers}
+        self._tried_at = {pair: at for pair, at in self._tried_at.items() if pair[0] in ranks and pair[1] in ranks}
         for prefill, decode in list(self._health.due(now)):
-            self._add(Canary(workers[prefill], workers[decode], _MAX_ATTEMPTS, now + _TOTAL_SECONDS))
+            self._add(Canary(ranks[prefill], ranks[decode], _MAX_ATTEMPTS, now + _TOTAL_SECONDS))
 
     def _next(self, now: float) -> Canary | None:
         """The first pair whose workers are both free; pairs that are gone or too old are dropped."""
         for queue in (self._urgent, self._later):
             for _ in range(len(queue)):
                 canary = queue.popleft()
-                there = self._registry.has(canary.prefill) and self._registry.has(canary.decode)
+                there = self._there(canary)
                 if not there or canary.drains or now > canary.until:
                     self._queued.discard(canary.pair)
                     self._metrics.prewarms["dropped"] += there
@@ -175,15 +203,18 @@ class Prewarmer:
                     return canary
         return None
 
+    def _there(self, canary: Canary) -> bool:
+        return self._registry.has(canary.prefill.worker) and self._registry.has(canary.decode.worker)
+
     def _begin(self, canary: Canary) -> None:
-        workers = {canary.prefill, canary.decode}
-        self._busy |= workers
+        ranks = {canary.prefill, canary.decode}
+        self._busy |= ranks
         task = asyncio.get_running_loop().create_task(self._try(canary))
         self._running.add(task)
 
         def ended(done: asyncio.Task[None]) -> None:
             self._running.discard(done)
-            self._busy -= workers
+            self._busy -= ranks
             self._wake.set()
             if not done.cancelled() and (error := done.exception()) is not None:
                 logger.error("canary_died", exc_info=error)
@@ -210,7 +241,7 @@ class Prewarmer:
         except UpstreamError as error:
             outcome = "slow" if error.failure is Failure.TIMEOUT else error.failure.value
         seconds = loop.time() - began_at
-        if outcome == "warm" and canary.decode.agent is None and seconds > _SLOW_SECONDS:
+        if outcome == "warm" and canary.decode.worker.agent is None and seconds > _SLOW_SECONDS:
             outcome = "slow"
         self._metrics.prewarms[outcome] += 1
         logger.log(
@@ -218,7 +249,7 @@ class Prewarmer:
             "prewarmed prefill=%s decode=%s attempt=%d outcome=%s seconds=%.3f",
             *canary.pair, canary.attempt, outcome, seconds,
         )  # fmt: skip
-        if not (self._registry.has(canary.prefill) and self._registry.has(canary.decode)):
+        if not self._there(canary):
             return
         self._judge(canary, outcome, loop.time())
         if outcome not in (*_GOOD, *_FAILED) and canary.attempt < _MAX_ATTEMPTS:

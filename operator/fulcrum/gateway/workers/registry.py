@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from fulcrum import routing
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.http.connection_pool import ConnectionPool
@@ -15,25 +14,56 @@ from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.worker_record import WorkerRecord
 from fulcrum.gateway.workers.progress import Progress
-from fulcrum.routing import ClusterView
+from fulcrum.routing import ClusterView, WorkerView
 
 logger = logging.getLogger(__name__)
 
 
+_RANK_HEADER: Final = "x-data-parallel-rank"
+"""By which vLLM is told the rank (0.32.0, `entrypoints/generate/base/serving.py`)."""
 _KEPT_ENDS: Final = 1024
 """Engine processes whose end is remembered: more than end in the seconds in which it is asked for."""
+
+
+class KnownRank:
+    """What a request is sent to: an engine process, or one of its ranks of data parallel where it has several."""
+
+    __slots__ = ("engine", "report", "state", "worker")
+
+    def __init__(
+        self, worker: KnownWorker, state: WorkerView, response_budget: ResponseBudget, token: str | None
+    ) -> None:
+        self.worker = worker
+        self.state = state
+        """What routing knows of it."""
+        record = worker.record
+        # Without the header vLLM chooses. Each rank has connections of its own: it answers in an order of its own.
+        headers = "" if state.dp_rank is None else f"{_RANK_HEADER}: {state.dp_rank}\r\n"
+        self.engine = ConnectionPool(
+            record.host, record.port, response_budget, token, headers=headers, still=worker.progress.still
+        )
+        self.report: LoadReport | None = None
+        """What the worker's last report said of it."""
+
+    @property
+    def name(self) -> str:
+        """As in logs and headers."""
+        return self.state.name
 
 
 class KnownWorker:
     """One engine process, as this gateway knows it: how to reach it, what it said, and what is under way on it."""
 
-    __slots__ = (
-        "agent", "changed_at", "engine", "name", "progress", "record", "report", "role", "state",
-    )  # fmt: skip
+    __slots__ = ("agent", "changed_at", "name", "progress", "ranks", "record", "report", "role")
 
     def __init__(
-        self, record: WorkerRecord, state: routing.WorkerView, response_budget: ResponseBudget, token: str | None = None
+        self,
+        record: WorkerRecord,
+        states: Sequence[WorkerView],
+        response_budget: ResponseBudget,
+        token: str | None = None,
     ) -> None:
+        """`states`: what routing knows of each of its ranks."""
         self.record = record
         self.name = record.name
         self.role = record.role
@@ -41,9 +71,8 @@ class KnownWorker:
         if record.agent_port is not None:
             self.agent = ConnectionPool(record.host, record.agent_port, response_budget, token)
         self.progress = Progress(self.agent)
-        self.engine = ConnectionPool(record.host, record.port, response_budget, token, still=self.progress.still)
-        self.state = state
-        """What routing knows of it."""
+        self.ranks = tuple(KnownRank(self, state, response_budget, token) for state in states)
+        """In order; one where it has no data parallelism."""
         self.report: LoadReport | None = None
         """Its last answer to `GET /load`; None: it never gave one, or not the last time."""
         self.changed_at: float | None = None
@@ -52,17 +81,30 @@ class KnownWorker:
     @property
     def in_flight(self) -> int:
         """Legs under way on it."""
-        return self.state.in_flight
+        return sum(rank.state.in_flight for rank in self.ranks)
 
     @property
     def awaited(self) -> bool:
         """Legs are under way on it, or will be: their requests are in prefill elsewhere."""
-        return self.in_flight > 0 or self.state.pending > 0
+        return self.in_flight > 0 or any(rank.state.pending > 0 for rank in self.ranks)
 
     @property
     def suspect(self) -> bool:
         """It failed a moment ago."""
-        return self.state.suspect
+        return self.ranks[0].state.suspect
+
+    def heard(self, report: LoadReport | None) -> None:
+        """Its agent said this; None: nothing that could be read."""
+        self.report = report
+        for number, rank in enumerate(self.ranks):
+            rank.report = None if report is None else report.of_rank(number, len(self.ranks))
+
+    def close(self) -> None:
+        """Close idle connections now and busy ones when they are done."""
+        for rank in self.ranks:
+            rank.engine.close()
+        if self.agent is not None:
+            self.agent.close()
 
 
 class WorkerRegistry:
@@ -94,6 +136,11 @@ class WorkerRegistry:
         self.joined: Callable[[KnownWorker], None] = lambda _worker: None
         """Called for each new engine process."""
 
+    @property
+    def ranks(self) -> Iterator[KnownRank]:
+        """Every rank of all usable workers."""
+        return (rank for worker in self.workers for rank in worker.ranks)
+
     def put(self, record: WorkerRecord) -> None:
         """A worker is usable, or changed."""
         joined = self._put(record)
@@ -104,21 +151,23 @@ class WorkerRegistry:
     def _put(self, record: WorkerRecord) -> KnownWorker | None:
         """Returns a new engine process."""
         worker = self._workers.get(record.name)
-        state = self.cluster.workers.put(
+        states = self.cluster.workers.put(
             record.name,
             record.role,
             pool=record.pool,
             revision=record.revision + self._kv_dtypes.get(record.name, ""),
             node=record.node,
             incarnation=f"{record.incarnation}@{record.host}:{record.port}",
+            data_parallel=record.data_parallel,
         )
         if worker is not None and _engine(worker.record) == _engine(record):
-            worker.state = state
+            for rank, state in zip(worker.ranks, states, strict=True):
+                rank.state = state
             self._update(worker, record)
             return None
         if worker is not None:
             self._leave(worker)
-        worker = self._workers[record.name] = KnownWorker(record, state, self._response_budget, self._token)
+        worker = self._workers[record.name] = KnownWorker(record, states, self._response_budget, self._token)
         logger.info("worker_joined worker=%s role=%s epoch=%d", record.name, record.role, record.role_epoch)
         return worker
 
@@ -174,35 +223,38 @@ class WorkerRegistry:
         logger.warning("kv_dtype_differs worker=%s told=%s took=%s", worker.name, told, dtype)
         self.put(worker.record)
 
-    def of(self, state: routing.WorkerView) -> KnownWorker:
-        """The worker that a path names; paths are used as soon as they are found."""
-        return self._workers[state.name]
+    def of(self, state: WorkerView) -> KnownRank:
+        """The rank that a path names; paths are used as soon as they are found."""
+        return self._workers[state.worker].ranks[state.dp_rank or 0]
 
-    def failed(self, worker: KnownWorker, now: float) -> None:
-        """It failed a request: avoid it for a moment. A dead worker is always the least loaded one."""
-        self.cluster.workers.failed(worker.state, now)
+    def failed(self, rank: KnownRank, now: float) -> None:
+        """It failed a request: avoid its worker for a moment. A dead worker is always the least loaded one."""
+        self.cluster.workers.failed(rank.state, now)
 
-    def worked(self, worker: KnownWorker) -> None:
+    def worked(self, rank: KnownRank) -> None:
         """It answered a request."""
-        self.cluster.workers.worked(worker.state)
+        self.cluster.workers.worked(rank.state)
 
     def sweep(self, now: float) -> None:
         """Time-outs of all connections to workers, and of what is held against them (loop time)."""
         for worker in (*self.workers, *self._leaving):
-            worker.engine.sweep(now)
+            for rank in worker.ranks:
+                rank.engine.sweep(now)
             if worker.agent is not None:
                 worker.agent.sweep(now)
         for state in self.cluster.tick(now):
             self._metrics.ejections[state.role] += 1
-            logger.warning("worker_ejected worker=%s role=%s why=outlier", state.name, state.role)
-        self._leaving = {worker for worker in self._leaving if worker.engine.open_connections or worker.awaited}
+            logger.warning("worker_ejected worker=%s role=%s why=outlier", state.worker, state.role)
+        self._leaving = {
+            worker
+            for worker in self._leaving
+            if worker.awaited or any(rank.engine.open_connections for rank in worker.ranks)
+        }
 
     def close(self) -> None:
         """Close idle connections."""
         for worker in (*self.workers, *self._leaving):
-            worker.engine.close()
-            if worker.agent is not None:
-                worker.agent.close()
+            worker.close()
 
     def _update(self, worker: KnownWorker, record: WorkerRecord) -> None:
         before, worker.record, worker.role = worker.record, record, record.role
@@ -216,11 +268,9 @@ class WorkerRegistry:
         )
 
     def _leave(self, worker: KnownWorker) -> None:
-        worker.engine.close()
-        if worker.agent is not None:
-            worker.agent.close()
+        worker.close()
         self._leaving.add(worker)
 
 
-def _engine(record: WorkerRecord) -> tuple[str, int, int | None, str]:
-    return (record.host, record.port, record.agent_port, record.incarnation)
+def _engine(record: WorkerRecord) -> tuple[str, int, int | None, str, int]:
+    return (record.host, record.port, record.agent_port, record.incarnation, record.data_parallel)

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _RESYNC_SECONDS: Final = 120.0
 """A new LIST this often prunes what a watch may have missed."""
+_MOST_RANKS: Final = 1024
+"""Most ranks of data parallel that a label is believed to say: each costs memory here."""
 
 
 # Of a Pod only what routing needs is decoded; names are those on the wire.
@@ -151,6 +153,7 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         kv_cache_dtype=_kv_cache_dtype(pod),
         node=pod.spec.nodeName or "",
         config=_worker_config(pod),
+        data_parallel=_data_parallel((metadata.labels or {}).get(names.LABEL_DATA_PARALLEL, "1")),
     )
 
 
@@ -221,6 +224,14 @@ def _configs(pod: Pod) -> Iterator[tuple[str, str]]:
         for variable in container.env or ():
             if variable.name == names.ENV_WORKER_CONFIG and variable.value:
                 yield container.image or "", variable.value
+
+
+@lru_cache(maxsize=256)  # one log line for each value
+def _data_parallel(label: str) -> int:
+    if label.isascii() and label.isdigit() and len(label) <= 4 and 1 <= (ranks := int(label)) <= _MOST_RANKS:
+        return ranks
+    logger.warning("label_unusable label=%s value=%r taken=1", names.LABEL_DATA_PARALLEL, label)
+    return 1
 
 
 @lru_cache(maxsize=256)

@@ -176,7 +176,6 @@ class Ours(Policy):
         )
 
     def _worker(self, pod: Pod) -> ObservedWorker:
-        worker = pod.worker
         return ObservedWorker(
             name=pod.name,
             uid=pod.uid,
@@ -185,17 +184,17 @@ class Ours(Policy):
             role=pod.role,
             role_epoch=pod.epoch,
             spec_hash=self._revisions[pod.pool.name],
-            phase=_PHASE_PENDING if worker is None and not pod.restarts else _PHASE_RUNNING,
-            ready=worker is not None,
+            phase=_PHASE_RUNNING if pod.ranks or pod.restarts else _PHASE_PENDING,
+            ready=bool(pod.ranks),
             deleting=pod.deleting,
-            pod_ip="10.0.0.2" if worker is not None else None,
+            pod_ip="10.0.0.2" if pod.ranks else None,
             restarts=pod.restarts,
             role_since=_maybe_time(pod.role_since),
             created=_time(pod.created_seconds),
             ready_since=_maybe_time(pod.ready_since),
             draining_since=_maybe_time(pod.draining_since),
             draining_from=pod.draining_from,
-            load=load_report(pod, worker) if worker is not None else None,
+            load=load_report(pod) if pod.ranks else None,
             role_acknowledged=True,
         )
 
