@@ -110,19 +110,6 @@ def test_ranks_have_a_cache_of_their_own_and_share_the_experts() -> None:
     assert shape_speed(sixteen).decode_step_seconds(64, 64 * 2048) < speed.decode_step_seconds(64, 64 * 2048)
 
 
-def test_all_ranks_together_take_the_same_steps() -> None:
-    speed = shape_speed(shape_of(data=8))
-    whole = speed.together
-    assert (whole.ranks, whole.max_batch, whole.kv_capacity_tokens) == (1, 2048, 8 * speed.kv_capacity_tokens)
-    for batch in (1, 16, 200):
-        assert whole.decode_step_seconds(8 * batch, 8 * batch * 900) == pytest.approx(
-            speed.decode_step_seconds(batch, batch * 900)
-        )
-    assert whole.prefill_seconds(8 * 4096, 8 * 4096**2) == pytest.approx(speed.prefill_seconds(4096, 4096**2))
-    one = shape_speed(shape_of(accelerator=accelerator("MI325X-256GB"), tensor=8, experts=False))
-    assert one.together is one
-
-
 LOAD = Load(
     rate=2.0,
     prefill=Demand(rate=2.0, isl_tokens=4000.0, osl_tokens=1000.0, isl_cv2=0.1, osl_cv2=0.1),

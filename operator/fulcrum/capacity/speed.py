@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from msgspec import structs
-
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.decode_curve import decode_batch, decode_line, decode_step_seconds
 from fulcrum.capacity.kv import TransferCost
@@ -100,37 +98,6 @@ class WorkerSpeed:
     def transfer(self) -> TransferCost:
         """What moving KV to or from such a worker costs."""
         return TransferCost(base_seconds=self.transfer_base_seconds, seconds_per_token=self.transfer_seconds_per_token)
-
-    @property
-    def together(self) -> WorkerSpeed:
-        """All ranks as one engine, for those that know no ranks.
-
-        Steps and rates are right where all ranks have as much to do. A prompt alone is as many times too quick, because
-        no rank computes a part of another one's prompt.
-        """
-        if self.ranks == 1:
-            return self
-        k, ranks = self.coefficients, self.ranks
-        points = (
-            structs.replace(point, batch=point.batch * ranks, seconds_per_token=point.seconds_per_token / ranks)
-            for point in k.decode_curve
-        )
-        whole = structs.replace(
-            k,
-            prefill_b=k.prefill_b / ranks,
-            prefill_c=k.prefill_c / ranks,
-            decode_b=k.decode_b / ranks,
-            decode_c=k.decode_c / ranks,
-            decode_curve=tuple(points),
-        )
-        return replace(
-            self,
-            coefficients=whole,
-            ranks=1,
-            kv_capacity_tokens=self.kv_capacity_tokens * ranks,
-            max_batch=self.max_batch * ranks,
-            max_batched_tokens=self.max_batched_tokens * ranks,
-        )
 
     def with_transfer(self, cost: TransferCost) -> WorkerSpeed:
         """Return the same speed with another cost of moving KV."""

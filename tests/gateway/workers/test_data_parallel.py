@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,9 +13,8 @@ import msgspec
 import pytest
 from tests.gateway.agents import SLOW, Agent, report
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
-from tests.gateway.workers.test_watch import pod
+from tests.gateway.workers.test_watch import of_pool, worker_config
 
-from fulcrum.api import names
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, RankReport, TransferCounters
 from fulcrum.gateway.metrics.counts import Metrics
@@ -26,25 +26,18 @@ RANK = "x-data-parallel-rank"
 
 
 @pytest.mark.parametrize(
-    ("label", "ranks"),
-    [
-        (None, 1), ("1", 1), ("2", 2), ("8", 8), ("64", 64), ("08", 8), ("0", 1), ("-2", 1), ("two", 1), ("", 1),
-        ("2.0", 1), ("1e3", 1), ("99999999999999999999", 1), ("1025", 1), ("\u0662", 1),
-    ],
-)  # fmt: skip
-def test_the_label_says_how_many_ranks_there_are(
-    label: str | None, ranks: int, caplog: pytest.LogCaptureFixture
+    ("said", "ranks"), [(1, 1), (2, 2), (8, 8), (64, 64), (1024, 1024), (0, 1), (-2, 1), (1025, 1), (10**20, 1)]
+)
+def test_the_configuration_says_how_many_ranks_there_are(
+    said: int, ranks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch._data_parallel.cache_clear()
-    given = pod()
-    assert given.metadata.labels is not None
-    if label is not None:
-        given.metadata.labels[names.LABEL_DATA_PARALLEL] = label
+    watch._ranks.cache_clear()
+    document = json.dumps(json.loads(worker_config("h100")) | {"dataParallel": said})
     with caplog.at_level(logging.WARNING):
-        records = [watch.record_of(given) for _ in range(3)]
-    assert {record.data_parallel for record in records if record is not None} == {ranks}
-    said = [each for each in caplog.messages if "label_unusable" in each]
-    assert len(said) == (ranks == 1 and label not in (None, "1")), "once, not with each event"
+        records = [of_pool("h100", document=document) for _ in range(3)]
+    assert {record.data_parallel for record in records} == {ranks}
+    lines = [each for each in caplog.messages if "worker_config_unusable" in each]
+    assert len(lines) == (ranks != said), "once, not with each event"
 
 
 def of(rank: int, **figures: Any) -> RankReport:
@@ -71,7 +64,7 @@ async def test_a_worker_keeps_its_ranks_until_it_is_another_process_or_has_anoth
         assert worker is not first
         assert len(worker.ranks) == changes.get("data_parallel", 4)
         assert all(registry.of(rank.state) is rank for rank in worker.ranks)
-        assert len(registry.cluster.workers) == len(worker.ranks)
+        assert len(registry.cluster.workers.by_name) == len(worker.ranks)
     registry.remove("w", "deleted")
     assert not registry.cluster.workers
 

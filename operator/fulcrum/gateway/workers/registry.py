@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from fulcrum.api.names import Role
+from fulcrum.api.names import HEADER_RANK, Role
 from fulcrum.api.worker import LoadReport
 from fulcrum.gateway.http.connection_pool import ConnectionPool
 from fulcrum.gateway.http.response_budget import ResponseBudget
@@ -19,7 +19,6 @@ from fulcrum.routing import ClusterView, WorkerView
 logger = logging.getLogger(__name__)
 
 
-_RANK_HEADER: Final = "x-data-parallel-rank"
 """By which vLLM is told the rank (0.32.0, `entrypoints/generate/base/serving.py`)."""
 _KEPT_ENDS: Final = 1024
 """Engine processes whose end is remembered: more than end in the seconds in which it is asked for."""
@@ -38,7 +37,7 @@ class KnownRank:
         """What routing knows of it."""
         record = worker.record
         # Without the header vLLM chooses. Each rank has connections of its own: it answers in an order of its own.
-        headers = "" if state.dp_rank is None else f"{_RANK_HEADER}: {state.dp_rank}\r\n"
+        headers = "" if state.dp_rank is None else f"{HEADER_RANK}: {state.dp_rank}\r\n"
         self.engine = ConnectionPool(
             record.host, record.port, response_budget, token, headers=headers, still=worker.progress.still
         )

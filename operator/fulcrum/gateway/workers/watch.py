@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _RESYNC_SECONDS: Final = 120.0
 """A new LIST this often prunes what a watch may have missed."""
 _MOST_RANKS: Final = 1024
-"""Most ranks of data parallel that a label is believed to say: each costs memory here."""
+"""Most ranks of data parallel that a Pod is believed to have: each costs memory here."""
 
 
 # Of a Pod only what routing needs is decoded; names are those on the wire.
@@ -140,6 +140,7 @@ def record_of(pod: Pod) -> WorkerRecord | None:
     except ValueError:
         return None
     restarts = sum(each.restartCount for each in status.containerStatuses or ())
+    config = _worker_config(pod)
     return WorkerRecord(
         name=metadata.name,
         role=role,
@@ -152,8 +153,8 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         revision=_revision(pod, role),
         kv_cache_dtype=_kv_cache_dtype(pod),
         node=pod.spec.nodeName or "",
-        config=_worker_config(pod),
-        data_parallel=_data_parallel((metadata.labels or {}).get(names.LABEL_DATA_PARALLEL, "1")),
+        config=config,
+        data_parallel=1 if config is None else _ranks(config.data_parallel),
     )
 
 
@@ -227,10 +228,10 @@ def _configs(pod: Pod) -> Iterator[tuple[str, str]]:
 
 
 @lru_cache(maxsize=256)  # one log line for each value
-def _data_parallel(label: str) -> int:
-    if label.isascii() and label.isdigit() and len(label) <= 4 and 1 <= (ranks := int(label)) <= _MOST_RANKS:
-        return ranks
-    logger.warning("label_unusable label=%s value=%r taken=1", names.LABEL_DATA_PARALLEL, label)
+def _ranks(said: int) -> int:
+    if 1 <= said <= _MOST_RANKS:
+        return said
+    logger.warning("worker_config_unusable field=dataParallel value=%d taken=1", said)
     return 1
 
 
