@@ -205,8 +205,8 @@ def local_cluster(
 ) -> Iterator[Cluster]:
     """`fulcrum up -f manifest OPTIONS` with its state under `home`, and `fulcrum down` at the end, whatever happened.
 
-    `model` replaces the manifest's, which for all our examples is `smollm2`; it is prepared first, where it is not
-    there. On a CPU without FP8 kernels all is float32.
+    `model`, a tiny one, replaces the manifest's, which for all our examples is `smollm2`; it is prepared first, where
+    it is not there. It is computed in float32, and so is all on a CPU without FP8 kernels.
     """
     home.mkdir(parents=True, exist_ok=True)
     prepared = model or "smollm2"

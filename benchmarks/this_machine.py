@@ -22,7 +22,7 @@ _TINY_FLOAT32 = {"dtype": "auto", "memory": "128Mi"}
 
 
 def suited(manifest: Path, folder: Path, *, model: str | None = None) -> Path:
-    """Return `manifest`, or a copy in `folder` with another model, or for a CPU without FP8 kernels in float32.
+    """Return `manifest`, or a copy in `folder` with another (tiny) model, or for a CPU without FP8 kernels in float32.
 
     Print what is different because of the CPU.
     """
@@ -32,7 +32,7 @@ def suited(manifest: Path, folder: Path, *, model: str | None = None) -> Path:
     spec = document["spec"]
     if model is not None:
         spec["model"]["name"] = model
-    if spec["model"]["name"] == TINY:
+    if model is not None or spec["model"]["name"] == TINY:
         _compute_in_float32(spec["engine"], _TINY_FLOAT32)
     elif not FP8:
         _compute_in_float32(spec["engine"], _FLOAT32)

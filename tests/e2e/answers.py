@@ -11,7 +11,7 @@ from typing import Any
 
 from local_cluster import Cluster, Worker
 from tests.machine import deadline_seconds
-from this_machine import FP8, TINY
+from this_machine import FP8
 
 OUTPUT_TOKENS = 48
 """So many that some answers are always under way, though a step of the tiny model takes milliseconds: what kills,
@@ -39,7 +39,8 @@ _FORMS = (
 
 def min_margin(cluster: Cluster) -> float:
     """By how much each greedy step has to win in this cluster."""
-    return FLOAT32_MARGIN if cluster.cluster()["spec"]["model"]["name"] == TINY else MIN_MARGIN
+    dtype = cluster.cluster()["spec"]["engine"]["kvCache"]["dtype"]
+    return FP8_MARGIN if dtype == "fp8" else FLOAT32_MARGIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ ORDER = (
     "test_chaos",
     "test_watchdog",
     "test_slow_link",
+    "test_groups",
     "test_helm",
     "test_parity_words",
     "test_progress",

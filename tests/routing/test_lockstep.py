@@ -72,10 +72,10 @@ def test_what_waits_behind_a_full_step_is_not_waited_for() -> None:
     for _ in range(5):
         flight = find(view, ask(prompt_tokens=8000.0, two_legs=True), 0.01)
         view.start(ask(prompt_tokens=8000.0), flight, 0.01)
-    lockstep = view.of_worker["p0"][0].lockstep
+    lockstep = view.workers.of_worker["p0"][0].lockstep
     assert lockstep is not None
     longest = SPEED.max_batched_tokens * 1e-4
-    assert all(lockstep.beside_seconds(each.prompts, 0.01) <= longest + 1e-9 for each in view.of_worker["p0"])
+    assert all(lockstep.beside_seconds(each.prompts, 0.01) <= longest + 1e-9 for each in view.workers.of_worker["p0"])
     assert lockstep.backlog_seconds(0.01) > longest
 
 
@@ -133,9 +133,9 @@ def test_a_hang_of_all_ranks_is_one_and_a_long_prompt_on_one_is_none() -> None:
 
 def test_prompts_of_other_gateways_count_too() -> None:
     view = one_group(2)
-    view.of_worker["p0"][1].set_foreign(0.0, prefill_seconds=0.3)
+    view.workers.of_worker["p0"][1].set_foreign(0.0, prefill_seconds=0.3)
     assert prefill(view, 0.1) == (0.2, 0.1)
-    view.of_worker["p0"][1].set_foreign(0.1)
+    view.workers.of_worker["p0"][1].set_foreign(0.1)
     assert prefill(view, 0.1) == (0.0, 0.1)
 
 
@@ -154,11 +154,11 @@ def test_nothing_is_left_over() -> None:
             view.finish(flight, now)
     for flight in flights:
         view.finish(flight, 4.0)
-    lockstep = view.of_worker["p0"][0].lockstep
+    lockstep = view.workers.of_worker["p0"][0].lockstep
     assert lockstep is not None
     assert lockstep.left_seconds(4.0) == lockstep.backlog_seconds(4.0) == 0.0
     assert prefill(view, 4.0) == (0.0, 0.1)
-    assert all(worker.prefill_key[0] == 0.0 for worker in view.of_worker["p0"])
+    assert all(worker.prefill_key[0] == 0.0 for worker in view.workers.of_worker["p0"])
 
 
 def test_others_are_told_that_their_place_may_have_changed() -> None:

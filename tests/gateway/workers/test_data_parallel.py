@@ -66,7 +66,7 @@ async def test_a_worker_keeps_its_ranks_until_it_is_another_process_or_has_anoth
         assert all(registry.of(rank.state) is rank for rank in worker.ranks)
         assert len(registry.cluster.workers.by_name) == len(worker.ranks)
     registry.remove("w", "deleted")
-    assert not registry.cluster.workers
+    assert not registry.cluster.workers.by_name
 
 
 async def test_another_revision_keeps_the_process_and_renews_what_routing_knows_of_its_ranks() -> None:
@@ -77,7 +77,7 @@ async def test_another_revision_keeps_the_process_and_renews_what_routing_knows_
     registry.took_kv_dtype(worker, "fp8_ds_mla")
     assert registry.workers == [worker]
     assert not {id(state) for state in before} & {id(rank.state) for rank in worker.ranks}
-    assert [*registry.cluster.workers.values()] == [rank.state for rank in worker.ranks]
+    assert [*registry.cluster.workers.by_name.values()] == [rank.state for rank in worker.ranks]
 
 
 def counters(*, pulled: int = 0, computed: int = 0, failed: int = 0) -> TransferCounters:
@@ -175,7 +175,7 @@ async def test_each_pair_of_ranks_is_tried_and_a_rank_that_pulls_from_none_is_le
         (seen.body["kv_transfer_params"]["from"], seen.headers[RANK]) for seen in decode.seen if seen.leg == "decode"
     }
     assert pairs == {(f"p/dp{one}", str(other)) for one in range(2) for other in range(3)}
-    assert site.gateway.registry.cluster.broken == {("p/dp0", "d/dp1"), ("p/dp1", "d/dp1")}
+    assert site.gateway.registry.cluster.workers.broken == {("p/dp0", "d/dp1"), ("p/dp1", "d/dp1")}
     (failing,) = prewarmer.report().failing
     assert (failing.prefill, failing.decode) == ("p", "d"), "the operator knows workers"
     assert failing.prefill_works == 2, "each of its ranks works with the two others"

@@ -47,9 +47,9 @@ class Fleet:
         record = WorkerRecord(name=name, role=Role.PREFILL, host="127.0.0.1", port=1, pool="p", config=told)
         self.registry.put(record)
         workers = {worker.name: worker for worker in self.registry.workers}
-        workers[name].report = said
+        workers[name].heard(said)
         self.transfers.expect(self.registry.workers, self.registry.cluster)
-        return self.registry.cluster.transfers.cost(workers[name].state, workers["d"].state)
+        return self.registry.cluster.transfers.cost(workers[name].ranks[0].state, workers["d"].ranks[0].state)
 
 
 def priced(dtype: str = "auto", **pool: Any) -> TransferCost | None:
