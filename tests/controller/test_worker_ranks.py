@@ -9,7 +9,7 @@ import pytest
 from tests.charts.foreign_kinds import foreign_crds
 from tests.controller.test_published_schemas import problems
 
-from fulcrum.api.names import ANNOTATION_RANKS, Role
+from fulcrum.api.names import Role
 from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children import Manifest, Owner, worker_pod
@@ -81,11 +81,6 @@ def test_a_template_says_it_better() -> None:
     env = [{"name": "NVSHMEM_REMOTE_TRANSPORT", "value": "ibrc"}]
     template = {"spec": {"containers": [{"name": "worker", "env": env}]}}
     assert variables(rdma=RDMA, template=template)["NVSHMEM_REMOTE_TRANSPORT"] == "ibrc"
-
-
-def test_the_pod_says_how_many_ranks_it_has_and_one_rank_says_nothing() -> None:
-    assert pod_of()["metadata"]["annotations"][ANNOTATION_RANKS] == "16"
-    assert ANNOTATION_RANKS not in pod_of(parallelism={"tensor": 8})["metadata"]["annotations"]
 
 
 def test_on_the_nodes_network_every_rank_has_a_port_for_its_side_channel() -> None:

@@ -15,7 +15,6 @@ from fulcrum.api.names import (
     ANNOTATION_KV_DTYPE,
     ANNOTATION_NO_KV,
     ANNOTATION_PORTS,
-    ANNOTATION_RANKS,
     ANNOTATION_RELEASE_IMAGE,
     ANNOTATION_ROLE_EPOCH,
     ANNOTATION_SPEC_HASH,
@@ -112,8 +111,6 @@ def worker_pod(
         metadata["annotations"][ANNOTATION_KV_DTYPE] = config.kv_cache.dtype
     if said := without_defaults(pool.ports):
         metadata["annotations"][ANNOTATION_PORTS] = msgspec.json.encode(said).decode()
-    if pool.parallelism.data > 1:
-        metadata["annotations"][ANNOTATION_RANKS] = str(pool.parallelism.data)
     if not config.exchanges_kv:
         metadata["annotations"][ANNOTATION_NO_KV] = "true"
     made = _pod_spec(owner, spec, pool, image, _container(spec, pool, config, known))
