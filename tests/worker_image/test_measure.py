@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from tests.machine import deadline_seconds
 
 from fulcrum.api.names import HEADER_RANK
-from fulcrum_worker import measure
+from fulcrum_worker import measure, measured_engine
 from fulcrum_worker.fit import DecodeSample, PrefillSample
 from fulcrum_worker.measure import (
     BUDGET_SECONDS,
@@ -20,14 +20,12 @@ from fulcrum_worker.measure import (
     LEAST_PATIENCE_SECONDS,
     LONGEST_BUDGET_SECONDS,
     PATIENCE_SECONDS,
-    _Engine,
     _measure,
-    _Totals,
-    _totals,
     budget_for,
     measure_engine,
     patience_for,
 )
+from fulcrum_worker.measured_engine import TOKENS_TIMED, MeasuredEngine, Totals, totals_of
 
 PAGE = """\
 # TYPE vllm:request_prefill_time_seconds histogram
@@ -70,16 +68,18 @@ vllm:time_to_first_token_seconds_count{engine="0"} 3.0
 
 @pytest.mark.parametrize("name", ["inter_token_latency_seconds", "time_per_output_token_seconds"])
 def test_histograms_by_either_name(name: str) -> None:
-    assert _totals(PAGE + STEPS.replace("NAME", name)) == _Totals(3.0, 1.5, 8.0, 0.4)
+    assert totals_of(PAGE + STEPS.replace("NAME", name)) == Totals(3.0, 1.5, 8.0, 0.4)
 
 
 def test_speculative_decoding_gives_more_tokens_than_steps() -> None:
-    assert _totals(PAGE + STEPS.replace("NAME", "inter_token_latency_seconds") + TOKENS) == _Totals(3.0, 1.5, 32.0, 0.4)
+    assert totals_of(PAGE + STEPS.replace("NAME", "inter_token_latency_seconds") + TOKENS) == Totals(
+        3.0, 1.5, 32.0, 0.4
+    )
 
 
 def test_an_engine_without_them_is_not_measured() -> None:
     with pytest.raises(LookupError, match="inter_token_latency"):
-        _totals(PAGE)
+        totals_of(PAGE)
 
 
 async def test_what_held_up_a_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,11 @@ async def test_what_held_up_a_round_does_not_count(monkeypatch: pytest.MonkeyPat
     async def timed(_engine: object, **_of: object) -> tuple[float, float]:
         return next(times)
 
-    monkeypatch.setattr(_Engine, "timed", timed)
+    monkeypatch.setattr(MeasuredEngine, "timed", timed)
     async with aiohttp.ClientSession() as session:
-        engine = _Engine(session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=0.0, deadline=0.0)
+        engine = MeasuredEngine(
+            session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=0.0, deadline=0.0
+        )
         prefills: list[PrefillSample] = []
         decodes: list[DecodeSample] = []
         await _measure(engine, prefills, decodes, batch=1, prompt_tokens=64, whole_seconds=1000.0)
@@ -116,9 +118,9 @@ async def test_a_slow_engine_is_measured_with_enough_prompts_and_a_batch(monkeyp
     async def little(_engine: object) -> tuple[float, float]:
         return 2.0, 2048.0
 
-    monkeypatch.setattr(_Engine, "timed", timed)
-    monkeypatch.setattr(_Engine, "generate", nothing)
-    monkeypatch.setattr(_Engine, "limits", little)
+    monkeypatch.setattr(MeasuredEngine, "timed", timed)
+    monkeypatch.setattr(MeasuredEngine, "generate", nothing)
+    monkeypatch.setattr(MeasuredEngine, "limits", little)
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock)
     async with aiohttp.ClientSession() as session:
         speed = await measure_engine(session, "http://127.0.0.1", "m", max_model_len=None, budget_seconds=1.0)
@@ -136,10 +138,12 @@ async def test_measuring_begins_when_requests_get_no_quicker(monkeypatch: pytest
         nonlocal clock
         clock += next(times)
 
-    monkeypatch.setattr(_Engine, "generate", generate)
+    monkeypatch.setattr(MeasuredEngine, "generate", generate)
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock)
     async with aiohttp.ClientSession() as session:
-        engine = _Engine(session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=0.0, deadline=0.0)
+        engine = MeasuredEngine(
+            session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=0.0, deadline=0.0
+        )
         await measure._settle(engine)
     assert next(times, None) is None
 
@@ -169,11 +173,11 @@ async def test_batches_grow_to_what_one_step_takes_and_each_is_run_before_it_cou
     async def limits(_engine: object) -> tuple[float, float]:
         return most, most_tokens
 
-    monkeypatch.setattr(_Engine, "timed", timed)
-    monkeypatch.setattr(_Engine, "generate", generate)
-    monkeypatch.setattr(_Engine, "limits", limits)
+    monkeypatch.setattr(MeasuredEngine, "timed", timed)
+    monkeypatch.setattr(MeasuredEngine, "generate", generate)
+    monkeypatch.setattr(MeasuredEngine, "limits", limits)
     async with aiohttp.ClientSession() as session:
-        engine = _Engine(
+        engine = MeasuredEngine(
             session=session, url="http://127.0.0.1", model="m", ranks=1, soft_deadline=math.inf, deadline=math.inf
         )
         await measure._measure_batches(engine, [], [])
@@ -194,8 +198,8 @@ async def test_each_rank_gets_the_same_work_and_the_speed_is_that_of_one() -> No
 
     async def metrics(_: web.Request) -> web.Response:
         requests = sum(batch for _, batch in asked)
-        tokens = measure._DECODE_TOKENS * requests
-        histograms = ((measure._PREFILL_TIME[0], requests, 0.25), (measure._STEP_TIME[0], tokens, 0.01))
+        tokens = TOKENS_TIMED * requests
+        histograms = ((measured_engine._PREFILL_TIME[0], requests, 0.25), (measured_engine._STEP_TIME[0], tokens, 0.01))
         lines = (
             f'{name}_count{{engine="0"}} {count}\n{name}_sum{{engine="0"}} {count * each}\n'
             for name, count, each in histograms
@@ -207,6 +211,6 @@ async def test_each_rank_gets_the_same_work_and_the_speed_is_that_of_one() -> No
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         soon = time.monotonic() + deadline_seconds(30)
         url = f"http://{server.host}:{server.port}"
-        engine = _Engine(session=session, url=url, model="m", ranks=2, soft_deadline=soon, deadline=soon)
+        engine = MeasuredEngine(session=session, url=url, model="m", ranks=2, soft_deadline=soon, deadline=soon)
         assert await engine.timed(batch=3, prompt_tokens=16) == pytest.approx((0.25, 0.01))
     assert sorted(asked) == [("0", 3), ("1", 3)]

@@ -18,7 +18,7 @@ from tests.worker_image.agents import free_address, worker_config
 from tests.worker_image.test_agent_life import run
 
 from fulcrum.api.worker import EXIT_ENGINE_STALLED, EngineProgress, SpeedCoefficients
-from fulcrum_worker import agent as agent_module
+from fulcrum_worker import engine_life
 from fulcrum_worker.engine_command import EngineCommand
 from fulcrum_worker.engine_metrics import EngineMetrics
 from fulcrum_worker.readiness import engine_answers
@@ -139,7 +139,7 @@ http.server.ThreadingHTTPServer((sys.argv[1], 8000), Engine).serve_forever()
 async def test_the_agent_ends_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("fulcrum_worker.stall.UNKNOWN_SPEED_SECONDS", 1.0)
     monkeypatch.setattr("fulcrum_worker.stall.POLL_SECONDS", 0.1)
-    monkeypatch.setattr(agent_module, "not_ready_reason", _health)
+    monkeypatch.setattr(engine_life, "not_ready_reason", _health)
     ip = free_address()
     engine = EngineCommand(argv=(sys.executable, "-u", "-c", HANGS, ip), environment={})
     assert await run(worker_config(measure_at_start=False), engine, ip) == EXIT_ENGINE_STALLED
@@ -151,7 +151,7 @@ async def test_the_agent_ends_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd
 async def test_a_drain_of_an_engine_that_stands_still_ends_long_before_its_timeout(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agent_module, "not_ready_reason", _health)
+    monkeypatch.setattr(engine_life, "not_ready_reason", _health)
     caplog.set_level(logging.INFO)
     ip = free_address()
     engine = EngineCommand(argv=(sys.executable, "-u", "-c", HANGS, ip), environment={})

@@ -11,19 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
-from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
 
-from fulcrum.api.names import HEADER_RANK
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
-from fulcrum_worker.engine_metrics import metric_totals
-from fulcrum_worker.engine_work import DECODE_TOKENS, decode_tokens
 from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
+from fulcrum_worker.measured_engine import TOKENS_TIMED, MeasuredEngine
 
 logger = logging.getLogger(__name__)
 
@@ -54,117 +49,8 @@ _BATCHES: Final = (8, 32, 128, 512)
 _CONTEXTS: Final = (16, 96)
 """Prompt tokens of each request in a batch, as far as one step takes all of them: those that come in later steps would
 count their prefills as the others' decode steps."""
-_DECODE_TOKENS: Final = 8
-"""Of each request, after its first one."""
 _SETTLED: Final = 0.8
 """A request that takes this share of the quickest before it, or more, is no quicker: the engine has settled."""
-_TOKEN_IDS: Final = range(10, 1000)
-"""Ordinary ids of every vocabulary, without the special ones at its start."""
-_PREFILL_TIME: Final = ("vllm:request_prefill_time_seconds",)
-_STEP_TIME: Final = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-"""Histograms; the newer name first."""
-_POLL_SECONDS: Final = 0.02
-
-
-@dataclass(slots=True, kw_only=True)
-class _Engine:
-    """The engine under measurement, and what is left of the time."""
-
-    session: aiohttp.ClientSession
-    url: str
-    model: str
-    ranks: int
-    """Each works on as much as the others: ranks step together, so their speed is that of all at work."""
-    soft_deadline: float
-    deadline: float
-    random_ids: random.Random = field(default_factory=random.Random)
-
-    @property
-    def budget_left_seconds(self) -> float:
-        return self.soft_deadline - time.monotonic()
-
-    @property
-    def timeout(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=max(0.05, self.deadline - time.monotonic()))
-
-    async def generate(self, *, batch: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Runs one batch on each rank to its end. Raises on any failure, and when the time is over."""
-        shares = (self._generate(rank, batch, prompt_tokens, output_tokens) for rank in range(self.ranks))
-        await asyncio.gather(*shares)
-
-    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int) -> None:
-        body = {
-            "model": self.model,
-            "prompt": [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)],
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        headers = {HEADER_RANK: str(rank)} if self.ranks > 1 else {}
-        completions = f"{self.url}/v1/completions"
-        async with self.session.post(completions, json=body, headers=headers, timeout=self.timeout) as response:
-            response.raise_for_status()
-            async for _ in response.content.iter_any():
-                pass
-
-    async def metrics(self) -> str:
-        async with self.session.get(f"{self.url}/metrics", timeout=self.timeout) as response:
-            return await response.text()
-
-    async def limits(self) -> tuple[float, float]:
-        """Most requests, and most tokens, that the engine takes into one step."""
-        totals = metric_totals(await self.metrics(), [MAX_BATCH, MAX_BATCHED_TOKENS])
-        return totals.get(MAX_BATCH, math.inf), totals.get(MAX_BATCHED_TOKENS, math.inf)
-
-    async def timed(self, *, batch: int, prompt_tokens: int) -> tuple[float, float]:
-        """Mean seconds of a prefill, and of a request's next token, while a batch ran.
-
-        With speculative decoding a step gives a request several tokens, so tokens are counted and not steps.
-        """
-        before = _totals(await self.metrics())
-        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=_DECODE_TOKENS + 1)
-        while True:  # vLLM books a request's last step just after it has answered
-            done = _totals(await self.metrics()) - before
-            requests = batch * self.ranks
-            if done.prefills >= requests and done.tokens >= requests * _DECODE_TOKENS:
-                return done.prefill_seconds / done.prefills, done.decode_seconds / done.tokens
-            await asyncio.sleep(_POLL_SECONDS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """What an engine has done so far."""
-
-    prefills: float
-    prefill_seconds: float
-    tokens: float
-    """Generated, after the first of their request."""
-    decode_seconds: float
-
-    def __sub__(self, before: _Totals) -> _Totals:
-        return _Totals(
-            self.prefills - before.prefills,
-            self.prefill_seconds - before.prefill_seconds,
-            self.tokens - before.tokens,
-            self.decode_seconds - before.decode_seconds,
-        )
-
-
-def _totals(text: str) -> _Totals:
-    """Read vLLM's metrics. Raises LookupError where they lack something."""
-    names = [f"{name}_{part}" for name in (*_PREFILL_TIME, *_STEP_TIME) for part in ("count", "sum")]
-    totals = metric_totals(text, (*names, *DECODE_TOKENS))
-
-    def first(of: tuple[str, ...]) -> tuple[float, float]:
-        for name in of:
-            if f"{name}_count" in totals:
-                return totals[f"{name}_count"], totals[f"{name}_sum"]
-        raise LookupError(f"vLLM has none of {of}")
-
-    (prefills, prefill_seconds), (steps, decode_seconds) = first(_PREFILL_TIME), first(_STEP_TIME)
-    tokens = decode_tokens(totals)
-    return _Totals(prefills, prefill_seconds, steps if tokens is None else tokens, decode_seconds)
 
 
 def budget_for(start_seconds: float) -> float:
@@ -193,7 +79,7 @@ async def measure_engine(
     None only after that, or when the engine refuses.
     """
     started = time.monotonic()
-    engine = _Engine(
+    engine = MeasuredEngine(
         session=session,
         url=engine_url,
         model=model,
@@ -222,7 +108,7 @@ async def measure_engine(
     return speed
 
 
-async def _settle(engine: _Engine) -> None:
+async def _settle(engine: MeasuredEngine) -> None:
     """Short requests until one takes about as long as the quickest before it: the first ones pay for lazy set-up."""
     quickest_seconds = math.inf
     while True:
@@ -235,7 +121,7 @@ async def _settle(engine: _Engine) -> None:
 
 
 async def _measure_prompts(
-    engine: _Engine,
+    engine: MeasuredEngine,
     prefills: list[PrefillSample],
     decodes: list[DecodeSample],
     budget_seconds: float,
@@ -248,11 +134,11 @@ async def _measure_prompts(
         if len(prefills) >= ENOUGH_PROMPTS:
             last = prefills[-1]
             left_seconds = engine.budget_left_seconds - budget_seconds * (1 - _PREFILL_SHARE)
-            left_seconds -= _DECODE_TOKENS * decodes[-1].seconds
+            left_seconds -= TOKENS_TIMED * decodes[-1].seconds
             prompt_tokens = min(prompt_tokens, int(last.prompt_tokens * left_seconds / last.seconds))
             if prompt_tokens < last.prompt_tokens * _LEAST_GROWTH:
                 break
-        if max_model_len is not None and prompt_tokens + _DECODE_TOKENS >= max_model_len:
+        if max_model_len is not None and prompt_tokens + TOKENS_TIMED >= max_model_len:
             break
         try:
             await _measure(
@@ -264,7 +150,7 @@ async def _measure_prompts(
             break
 
 
-async def _measure_batches(engine: _Engine, prefills: list[PrefillSample], decodes: list[DecodeSample]) -> None:
+async def _measure_batches(engine: MeasuredEngine, prefills: list[PrefillSample], decodes: list[DecodeSample]) -> None:
     """Larger and larger batches in two contexts, as long as they fit into the time."""
     seconds_per_token = prefills[-1].seconds / prefills[-1].prompt_tokens if prefills else 0.0
     most, most_tokens = await engine.limits()
@@ -274,7 +160,7 @@ async def _measure_batches(engine: _Engine, prefills: list[PrefillSample], decod
         # A step takes at most as many times longer as it has more requests; usually far less.
         step_seconds = 2 * decodes[-1].seconds if decodes else 0.0
         rounds_seconds = sum(
-            2 * batch * tokens * seconds_per_token + _DECODE_TOKENS * step_seconds for tokens in contexts
+            2 * batch * tokens * seconds_per_token + TOKENS_TIMED * step_seconds for tokens in contexts
         )
         if rounds_seconds > engine.budget_left_seconds:
             if len(decodes) == len(prefills):  # an engine that slow is measured with two requests, whatever the budget
@@ -287,7 +173,7 @@ async def _measure_batches(engine: _Engine, prefills: list[PrefillSample], decod
 
 
 async def _measure(
-    engine: _Engine,
+    engine: MeasuredEngine,
     prefills: list[PrefillSample],
     decodes: list[DecodeSample],
     *,
@@ -302,5 +188,5 @@ async def _measure(
         rounds.append(await engine.timed(batch=batch, prompt_tokens=prompt_tokens))
     prefill_seconds, step_seconds = (min(times) for times in zip(*rounds, strict=True))
     prefills.append(PrefillSample(prompt_tokens=prompt_tokens, seconds=prefill_seconds))
-    context_tokens = batch * (prompt_tokens + (_DECODE_TOKENS + 1) / 2)
+    context_tokens = batch * (prompt_tokens + (TOKENS_TIMED + 1) / 2)
     decodes.append(DecodeSample(batch=batch, context_tokens=context_tokens, seconds=step_seconds))
