@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from tests.worker_image.agents import worker_config
 
 from fulcrum.api.worker import KvCacheConfig, OffloadConfig, WorkerConfig
 from fulcrum_worker.config import BadConfigError, check_host_memory
-from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.memory import memory_limit_bytes, shm_bytes
+from fulcrum_worker.orphans import remove_orphans
 
 GIBIBYTE = 1 << 30
 
@@ -56,13 +57,16 @@ def test_no_limit_can_be_read(tmp_path: Path) -> None:
     assert (shm_bytes(tmp_path) or 0) > 0
 
 
-def test_only_regions_that_no_process_has_open_are_removed(tmp_path: Path) -> None:
-    left, used, other = (tmp_path / name for name in ("vllm_offload_a.mmap", "vllm_offload_b.mmap", "sem.mp-1"))
-    for file in (left, used, other):
+@pytest.mark.parametrize("name", ["vllm_offload_a.mmap", "psm_1a2b", "nccl-x", "nvshmem-shm0"])
+def test_only_files_that_no_process_has_open_or_mapped_are_removed(tmp_path: Path, name: str) -> None:
+    ours, other = tmp_path / name, tmp_path / "of-another-program"
+    for file in (ours, other):
         file.write_bytes(b"x")
-    with used.open("rb"):
-        assert remove_orphans(shm=tmp_path) == [left]
-        assert used.exists()
-    assert remove_orphans(shm=tmp_path) == [used]
-    assert other.exists()
+    with ours.open("rb") as opened:
+        assert remove_orphans(shm=tmp_path) == []
+        mapped = mmap.mmap(opened.fileno(), 1, access=mmap.ACCESS_READ)
+    with mapped:
+        assert remove_orphans(shm=tmp_path) == []
+    assert remove_orphans(shm=tmp_path) == [ours]
+    assert [*tmp_path.iterdir()] == [other]
     assert remove_orphans(shm=tmp_path) == []

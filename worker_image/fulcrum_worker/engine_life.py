@@ -20,9 +20,9 @@ from fulcrum_worker.engine_command import SHUTDOWN_TIMEOUT_SECONDS, EngineComman
 from fulcrum_worker.engine_process import EngineProcess, digest
 from fulcrum_worker.engine_ranks import how, lost_rank, refusal
 from fulcrum_worker.engine_start import kv_role
-from fulcrum_worker.kv.orphans import remove_orphans
 from fulcrum_worker.kv.speed_file import write_speed
 from fulcrum_worker.models import downloaded_bytes, model_config
+from fulcrum_worker.orphans import remove_orphans
 from fulcrum_worker.readiness import SideChannel, not_ready_reason
 from fulcrum_worker.stall import wait_until_stalled
 from fulcrum_worker.start_progress import usage_of, wait_until_stuck
