@@ -65,6 +65,7 @@ class EngineLife:
         self._turned = turned
         self._engine_role = kv_role(state.roles, config.role)
         state.engine_stage = lambda: self._engine.stage
+        state.expert_balance = lambda: self._engine.expert_balance
 
     async def run(self) -> int:
         """Until the worker is told to stop or an engine ends; returns the process's exit code."""

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 
 from fulcrum.api.worker import Stage
 from fulcrum_worker.engine_command import EngineCommand
+from fulcrum_worker.expert_balance import balance_after
 from fulcrum_worker.parent_death import ENV_PARENT
 from fulcrum_worker.start_progress import stage_after
 
@@ -39,6 +40,8 @@ class EngineProcess:
         self._kinds: set[int] = set()
         self.stage = Stage.IMPORTS
         """What vLLM does, by its log; it says nothing of what comes after the KV cache."""
+        self.expert_balance: float | None = None
+        """See `expert_balance`; None: vLLM logs none."""
 
     async def start(self) -> None:
         """Starts vLLM; raises OSError when there is nothing to execute."""
@@ -74,6 +77,7 @@ class EngineProcess:
     def _heard(self, line: str) -> None:
         self._lines.append(line)
         self.stage = stage_after(line, self.stage)
+        self.expert_balance = balance_after(line, self.expert_balance)
         if len(self._kinds) < _MOST_KINDS:
             # vLLM repeats that it waits, with other numbers: that is no progress.
             self._kinds.add(hash(_NUMBER.sub("0", without_prefix(line))))

@@ -65,6 +65,11 @@ def _families(config: WorkerConfig, state: WorkerState, report: LoadReport) -> I
     yield from _known_gauge(
         "fulcrum_worker_kv_capacity_tokens", "Tokens that the KV cache holds.", report.kv_capacity_tokens
     )
+    yield from _known_gauge(
+        "fulcrum_worker_expert_balance",
+        "Tokens of a GPU's experts on average over those of the busiest GPU, 0 to 1; absent where vLLM logs none.",
+        state.expert_balance(),
+    )
     yield from _counters(report)
     if state.speed is not None:
         speed = GaugeMetricFamily(

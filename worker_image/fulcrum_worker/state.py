@@ -49,6 +49,8 @@ class WorkerState:
     """True once the engine has come up and has been measured (or not: measuring has a budget)."""
     engine_stage: Callable[[], Stage] = lambda: Stage.IMPORTS
     """What the engine's log says of its start."""
+    expert_balance: Callable[[], float | None] = lambda: None
+    """What it says of its experts (`expert_balance`)."""
     missing: str | None = None
     """Which node keeps a worker on several nodes from forming; None: all are there."""
     startup_probed: bool = False
