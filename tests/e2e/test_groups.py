@@ -13,7 +13,7 @@ from answers import Question, questions_of
 from cut_streams import Streams
 from cut_streams import questions_of as streamed_questions_of
 from lanes import state_folder
-from local_cluster import QUICKSTART, Cluster, local_cluster, wait_until
+from local_cluster import QUICKSTART, Cluster, local_cluster, metric, wait_until
 from manifests import changed
 from processes import processes
 from resume import everybody_let_in, resumed
@@ -29,6 +29,7 @@ RANKS = 2
 GROUPS = 3
 FLIPS = 6
 RATIOS = ((1, 2), (2, 1))
+BLOCK_TOKENS = 32
 PROMPT_TOKENS = 320
 STREAMS = 24
 STREAMED_TOKENS = 160
@@ -59,25 +60,35 @@ def questions(groups: Cluster) -> list[Question]:
     return questions_of(groups)
 
 
-async def paths(cluster: Cluster, prompts: list[list[int]]) -> list[str]:
-    """Over which rank each prompt was prefilled, asked one after the other."""
+async def ranks(cluster: Cluster, prompts: list[list[int]]) -> list[list[str]]:
+    """Over which ranks each prompt went, asked one after the other."""
     found = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=deadline_seconds(120))) as session:
         for prompt in prompts:
             body = {"model": cluster.name, "prompt": prompt, "max_tokens": 2}
             async with session.post(f"{cluster.endpoint()}/v1/completions", json=body) as response:
                 assert response.status == 200, await response.text()
-                found.append(response.headers["x-fulcrum-path"].split(",")[0])
+                found.append(response.headers["x-fulcrum-path"].split(","))
     return found
 
 
-async def test_a_second_turn_goes_to_the_rank_that_has_the_first(groups: Cluster) -> None:
+def hit_tokens(cluster: Cluster) -> int:
+    """Prompt tokens that the ranks' prefix caches had so far, as vLLM counts them."""
+    return int(
+        sum(metric(f"http://{each.ip}:8000/metrics", "vllm:prefix_cache_hits_total") for each in cluster.workers())
+    )
+
+
+async def test_a_second_turn_goes_to_a_rank_that_has_the_first(groups: Cluster) -> None:
     first = [[1000 + 50 * number + token for token in range(PROMPT_TOKENS)] for number in range(8)]
     second = [[*prompt, *range(9000, 9064)] for prompt in first]
-    went = await paths(groups, first)
-    assert set(Counter(went).values()) == {2}, f"as many to each rank of each prefill worker: {went}"
-    assert all(path.endswith(("/dp0", "/dp1")) for path in went)
-    assert await paths(groups, [*reversed(second)]) == [*reversed(went)]
+    had = await ranks(groups, first)
+    assert set(Counter(path[0] for path in had).values()) == {2}, f"as many to each rank that prefills: {had}"
+    before = hit_tokens(groups)
+    went = [*reversed(await ranks(groups, [*reversed(second)]))]
+    assert all(path[0] in holders for path, holders in zip(went, had, strict=True)), (had, went)
+    least = len(first) * (PROMPT_TOKENS - BLOCK_TOKENS)
+    wait_until("the hits to be counted", lambda: hit_tokens(groups) - before >= least, seconds=30)
 
 
 def test_groups_flip_under_load_and_nothing_is_lost(groups: Cluster, questions: list[Question]) -> None:
