@@ -15,7 +15,7 @@ from typing import Final
 
 from contests.rivals.dynamo_budget import Budget, Counts
 from contests.rivals.dynamo_expectation import Expectation
-from contests.rivals.replicas import ReplicaPolicy
+from contests.rivals.replicas import ReplicaPolicy, count
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod
 from fulcrum.capacity.speed import Speed
@@ -99,7 +99,7 @@ class Dynamo(ReplicaPolicy):
             return self._wanted
         needed = [max(1, ceil(forecast.rate[0] / rate)) for rate in expected.rates()]
         pairs = zip(needed, self._wanted, strict=True)
-        bounded = tuple(min(max(count, now - _MOST_CHANGE), now + _MOST_CHANGE) for count, now in pairs)
+        bounded = tuple(min(max(need, now - _MOST_CHANGE), now + _MOST_CHANGE) for need, now in pairs)
         fitted = self._budget.under_ceiling(self._wanted, bounded)
         if self._mode is DynamoMode.BOTH:
             self._least = fitted
@@ -109,11 +109,11 @@ class Dynamo(ReplicaPolicy):
     def _from_load(self, view: View, every_seconds: float) -> Counts:
         serving: dict[Role, list[SimulatedWorker]] = {role: [] for role in self._roles}
         for pod in view.pods:
-            if pod.deleting or pod.worker is None:
+            if pod.deleting or not pod.ranks:
                 return self._wanted  # the last change is still under way
-            serving[pod.role].append(pod.worker)
+            serving[pod.role].extend(pod.ranks)
         expected = self._expectation(view.traffic(every_seconds * _LOAD_WINDOWS))
-        if expected is None or tuple(map(len, serving.values())) != self._wanted:
+        if expected is None or tuple(count(view, role) for role in self._roles) != self._wanted:
             return self._wanted
         prompts, answers = serving[self._roles[0]], serving[self._roles[-1]]
         steps: Counts = (
@@ -122,8 +122,8 @@ class Dynamo(ReplicaPolicy):
         )
         if self._mixed:
             steps = (max(steps),)
-        asked = tuple(count + step for count, step in zip(self._wanted, steps, strict=True))
-        floored = tuple(max(count, least) for count, least in zip(asked, self._least, strict=True))
+        asked = tuple(workers + step for workers, step in zip(self._wanted, steps, strict=True))
+        floored = tuple(max(workers, least) for workers, least in zip(asked, self._least, strict=True))
         if floored != asked:
             floored = self._budget.under_ceiling(self._wanted, floored)
         return self._budget.guarded(self._wanted, floored)

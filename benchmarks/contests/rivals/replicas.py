@@ -66,4 +66,4 @@ def count(view: View, role: Role) -> int:
 
 
 def _removal_order(pod: Pod) -> tuple[bool, int]:
-    return (pod.worker is not None, -pod.ordinal)
+    return (bool(pod.ranks), -pod.ordinal)

@@ -39,6 +39,6 @@ class RoundRobin(Policy):
         return Chosen(prefill, decode) if prefill and decode else Reason.NO_WORKER
 
     def _next(self, role: Role, view: View) -> SimulatedWorker | None:
-        workers = [pod.worker for pod in view.pods if pod.role is role and pod.worker is not None]
+        workers = [rank for pod in view.pods if pod.role is role for rank in pod.ranks]
         self._sent[role] += 1
         return workers[self._sent[role] % len(workers)] if workers else None
