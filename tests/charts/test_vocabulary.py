@@ -80,7 +80,7 @@ def worker_page() -> bytes:
     config = WorkerConfig(cluster="c", pool="p", model="m", served_name="m", accelerator="cpu")
     state = object.__new__(WorkerState)
     state.drains, state.engine_alive, state.engine_start_seconds, state.measure_seconds = 1, True, 1.0, 1.0
-    state.speed = ones(SpeedCoefficients)
+    state.speed, state.expert_balance = ones(SpeedCoefficients), lambda: 1.0
     report = LoadReport(
         role=Role.MIXED, role_epoch=1, ready=True, draining=False, kv_held_for_peers=0.1, kv_capacity_tokens=1,
         transfers=ones(TransferCounters), progress=ones(EngineProgress), residency=ones(KvResidency),

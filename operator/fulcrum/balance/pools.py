@@ -38,7 +38,7 @@ def bounds_of(pool: Pool, *, low: int, high: int) -> PoolBounds:
 
 def worker_cost(pool: Pool) -> float:
     """Return what one worker costs: its price per hour, or its GPUs where the spec sets no prices."""
-    return (pool.gpus_per_worker or 1) * (1.0 if pool.price_per_hour is None else pool.price_per_hour)
+    return pool.parallelism.gpus * (1.0 if pool.price_per_hour is None else pool.price_per_hour)
 
 
 def flippable(pools: Iterable[Pool]) -> frozenset[str]:
