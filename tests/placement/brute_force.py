@@ -60,9 +60,7 @@ def _cells(inventory: Inventory) -> list[Cell]:
 
 def _fillings(request: Request, cell: Cell, *, mixed: bool = False) -> Iterator[list[tuple[WorkerSpeed, int]]]:
     """Yield every set of workers of a cell beside which no other worker fits; pipelines only of mixed ones."""
-    found = [
-        (tensor * stages, speed) for tensor, stages, speed in shapes(cell.kind, request.engine) if mixed or stages == 1
-    ]
+    found = [(form.gpus, speed) for form, speed in shapes(cell.kind, request.engine) if mixed or form.pipeline == 1]
     for counts in product(*(range(len(cell.nodes) * (cell.kind.gpus // size) + 1) for size, _ in found)):
         if _packs(found, counts, cell) and not any(
             _packs(found, [*counts[:more], counts[more] + 1, *counts[more + 1 :]], cell) for more in range(len(found))
