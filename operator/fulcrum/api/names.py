@@ -93,7 +93,8 @@ PORT_OPERATOR_HEALTH: Final = 8081
 """`GET /healthz` of the operator."""
 
 HEADER_RANK: Final = "X-data-parallel-rank"
-"""Header of a request by which vLLM gives it to a rank of data parallel."""
+"""Header of a request by which vLLM (0.32.0, `entrypoints/generate/base/serving.py`) gives it to a rank of data
+parallel."""
 HEADER_POD: Final = "x-fulcrum-pod"
 """Name of the Pod whose agent answers; on a request, of the Pod that is meant: addresses are used again."""
 

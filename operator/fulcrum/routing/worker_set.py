@@ -254,11 +254,13 @@ class WorkerSet:
         """Time went by: call it a few times a second. Workers (the first rank of each) that are left alone from now on,
         as outliers.
         """
-        for worker in self.by_name.values():
+        first_ranks = [views[0] for views in self.of_worker.values()]
+        for worker in first_ranks:
             worker.health.breaker.tick(now_seconds)
+        for worker in self.by_name.values():
             if worker.foreign and now_seconds - worker.reported_at > TUNING.memory_seconds:
                 worker.set_foreign(now_seconds)
-        ejected = eject_outliers([views[0] for views in self.of_worker.values()], now_seconds)
+        ejected = eject_outliers(first_ranks, now_seconds)
         self._breakers_moved()
         return ejected
 

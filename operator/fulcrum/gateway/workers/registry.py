@@ -18,8 +18,6 @@ from fulcrum.routing import ClusterView, WorkerView
 
 logger = logging.getLogger(__name__)
 
-
-"""By which vLLM is told the rank (0.32.0, `entrypoints/generate/base/serving.py`)."""
 _KEPT_ENDS: Final = 1024
 """Engine processes whose end is remembered: more than end in the seconds in which it is asked for."""
 

@@ -151,7 +151,7 @@ def record_of(pod: Pod) -> WorkerRecord | None:
         incarnation=f"{metadata.uid}/{restarts}",
         pool=(metadata.labels or {}).get(names.LABEL_POOL, ""),
         revision=_revision(pod, role),
-        kv_cache_dtype=_kv_cache_dtype(pod),
+        kv_cache_dtype="" if config is None else ENGINE_KV_DTYPES.get(config.kv_cache.dtype, ""),
         node=pod.spec.nodeName or "",
         config=config,
         data_parallel=1 if config is None else _ranks(config.data_parallel),
@@ -207,12 +207,6 @@ def _revision(pod: Pod, role: Role) -> str:
             return f"{pod.metadata.name} exchanges no KV"
         return document if config is None else _kv_format(image, document)
     return ""
-
-
-def _kv_cache_dtype(pod: Pod) -> str:
-    """Element type of the KV cache that the engine was told; empty where the configuration does not say."""
-    found = _worker_config(pod)
-    return ENGINE_KV_DTYPES.get(found.kv_cache.dtype, "") if found is not None else ""
 
 
 def _worker_config(pod: Pod) -> WorkerConfig | None:
