@@ -20,6 +20,7 @@ from fulcrum.gateway.errors import RequestError, bad_request, never_fits, no_wor
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
+    TOKENIZING_PATHS,
     TPOT_HEADER,
     TTFT_HEADER,
     InferenceRequest,
@@ -30,8 +31,8 @@ from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
 
 _BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
 """Fields with which an engine's prefix cache tells equal prompts apart."""
-_GUARDED: Final = "/v1/"
-"""Paths below it need a key, where keys are configured."""
+_GUARDED: Final = ("/v1/", *TOKENIZING_PATHS)
+"""Beginnings of the paths that need a key, where keys are configured."""
 _PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
 """While a speed is unknown nothing is predicted and no request is turned away."""

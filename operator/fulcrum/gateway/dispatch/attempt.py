@@ -18,6 +18,7 @@ from fulcrum.gateway.dispatch.legs import Legs
 from fulcrum.gateway.dispatch.recovery import Recovery
 from fulcrum.gateway.dispatch.resume import follow
 from fulcrum.gateway.dispatch.stream_log import StreamLogBudget
+from fulcrum.gateway.dispatch.tokenizing import Tokenizing
 from fulcrum.gateway.errors import rejected
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure
@@ -64,6 +65,7 @@ class Attempts:
             metrics=metrics,
             loop=loop,
         )
+        self.tokenizing = Tokenizing(sender, self._blame, registry, loop)
         self._budget = StreamLogBudget()
         self._preempts = len(admission.classes) > 1
         self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}

@@ -19,13 +19,13 @@ from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.openai import openapi
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, TOKENIZING_PATHS
 
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
 _MODELS: Final = "/v1/models"
 GET_PATHS: Final = (_MODELS, "/health", "/ready", openapi.PATH)
-POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
+POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH, *TOKENIZING_PATHS)
 
 
 class Routes:

@@ -20,6 +20,7 @@ from fulcrum.gateway.openai.inference_request import (
     Usage,
 )
 from fulcrum.gateway.openai.judge import GUARDED_FIELDS, is_set, judge, take_guarded
+from fulcrum.gateway.openai.media import inspect
 
 _MOST_FIELDS: Final = 1024
 """Every field is an object in memory: 600,000 of them, in 8 MB, kept the event loop for a second."""
@@ -46,6 +47,7 @@ _USAGE_BYTES: Final = 2048
 """Longest such object that is read."""
 _JSON: Final = json.JSONDecoder()
 _answer_decoder: Final = msgspec.json.Decoder(EngineAnswer)
+_encoder: Final = msgspec.json.Encoder()
 
 
 def read_request(path: str, body: bytes | bytearray, served: ServedModel) -> InferenceRequest:
@@ -109,6 +111,23 @@ def read_checked(path: str, body: bytes | bytearray, served: ServedModel) -> Inf
         max_tokens=judged.max_tokens,
         media_urls=served.media_urls,
     )
+
+
+def read_tokenizing(body: bytes | bytearray, served: ServedModel) -> bytes:
+    """The body that a worker gets of a request to tokenize or detokenize, whose text was checked.
+
+    Raises RequestError (400, 404). A chat is rendered with its media, so the same are refused as in a chat.
+    """
+    fields = _decode(_fields_decoder, body)
+    if len(fields) > _MOST_FIELDS:
+        raise _too_many_fields()
+    _check_model(fields.get("model"), served.name)
+    if not fields.keys().isdisjoint(GUARDED_FIELDS):
+        take_guarded(fields)
+    messages = fields.get("messages")
+    if messages is not None and is_set(messages):
+        inspect(bytes(messages), urls=served.media_urls)
+    return _encoder.encode(fields)
 
 
 def _decode(decoder: msgspec.json.Decoder[Fields], body: bytes | bytearray) -> Fields:

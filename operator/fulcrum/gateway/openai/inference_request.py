@@ -15,6 +15,10 @@ from fulcrum.gateway.openai.media import inspect
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
+TOKENIZE_PATH: Final = "/tokenize"
+DETOKENIZE_PATH: Final = "/detokenize"
+TOKENIZING_PATHS: Final = (TOKENIZE_PATH, DETOKENIZE_PATH)
+"""What any one worker answers without generating."""
 TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
 TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fulcrum.api.reasons import REJECTIONS, Reason
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, TPOT_HEADER, TTFT_HEADER
+from fulcrum.gateway.openai.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    DETOKENIZE_PATH,
+    TOKENIZE_PATH,
+    TPOT_HEADER,
+    TTFT_HEADER,
+)
 from fulcrum.gateway.openai.judge import MOST_TOKENS
 
 Json = dict[str, Any]
@@ -16,6 +23,7 @@ _TOKENS: Final = {
     "type": ["integer", "null"], "minimum": 1, "maximum": MOST_TOKENS,
     "description": "Most tokens of the answer, at most the model's length.",
 }  # fmt: skip
+_UNWANTED: Final = {"type": "null", "description": "Set by the gateway only."}
 _FLAG: Final = {"type": ["boolean", "null"]}
 _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 _PASSED_ON: Final = "Passed on: the engine says what it takes."
@@ -61,6 +69,8 @@ def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) 
         "paths": {
             COMPLETIONS_PATH: {"post": _inference("createCompletion", "CompletionRequest", key, guarded)},
             CHAT_PATH: {"post": _inference("createChatCompletion", "ChatCompletionRequest", key, guarded)},
+            TOKENIZE_PATH: {"post": _tokenizing("tokenize", "TokenizeRequest", key, guarded)},
+            DETOKENIZE_PATH: {"post": _tokenizing("detokenize", "DetokenizeRequest", key, guarded)},
             "/v1/models": {"get": _get("listModels", "The served model, as a list.", "ModelList", key, guarded)},
             "/v1/models/{model}": {
                 "get": {
@@ -134,6 +144,26 @@ def _inference(operation: str, request: str, security: list[Json], guarded: bool
             **_refusals(tuple(_REFUSALS), guarded),
         },
     }  # fmt: skip
+
+
+def _tokenizing(operation: str, request: str, security: list[Json], guarded: bool | None) -> Json:
+    """What any one worker answers from its tokenizer."""
+    return {
+        "operationId": operation,
+        "security": security,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}},
+        },
+        "responses": {
+            "200": {
+                "description": "The answer of a worker.",
+                "headers": {name: _header(name) for name in ("x-request-id", "x-fulcrum-path")},
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Answer"}}},
+            },
+            **_refusals(tuple(_REFUSALS), guarded),
+        },
+    }
 
 
 def _parameter(name: str, description: str) -> Json:
@@ -235,6 +265,12 @@ def _schemas() -> Json:
             {"messages": {"type": "array", "minItems": 1, "items": message}, "max_completion_tokens": _TOKENS},
             "messages",
         ),
+        "TokenizeRequest": _tokenize_request(
+            {"prompt": {"type": "string"}, "messages": {"type": "array", "items": message}}
+        ),
+        "DetokenizeRequest": _tokenize_request(
+            {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}}
+        ),
         "Event": _object(
             {"data": {"type": "string", "description": "JSON of the engine's, an `Error`, or `[DONE]`."}}, "data"
         ),
@@ -249,6 +285,16 @@ def _schemas() -> Json:
     }  # fmt: skip
 
 
+def _tokenize_request(properties: Json) -> Json:
+    model = {"type": ["string", "null"], "description": "The served name; that of the only model if absent."}
+    return {
+        "type": "object",
+        "description": f"As vLLM's. {_PASSED_ON}",
+        "properties": {"model": model, **properties, **dict.fromkeys(("kv_transfer_params", "vllm_xargs"), _UNWANTED)},
+        "additionalProperties": True,
+    }
+
+
 def _request(more: Json, *required: str) -> Json:
     sampling: dict[str, Json] = {
         "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
@@ -259,7 +305,6 @@ def _request(more: Json, *required: str) -> Json:
             "anyOf": [{"type": "null"}, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}]
         },
     }
-    unwanted = {"type": "null", "description": "Set by the gateway only."}
     refused = {"type": "null", "description": "Not taken: engines would read it unchecked."}
     return {
         "type": "object",
@@ -272,8 +317,8 @@ def _request(more: Json, *required: str) -> Json:
             "n": {**_COUNT, "description": "Answers; more than one are made by one worker."},
             "stream": _FLAG,
             **{name: {**shape, "description": _PASSED_ON} for name, shape in sampling.items()},
-            "kv_transfer_params": unwanted,
-            "ec_transfer_params": unwanted,
+            "kv_transfer_params": _UNWANTED,
+            "ec_transfer_params": _UNWANTED,
             "prompt_embeds": refused,
             "vllm_xargs": refused,
         },
