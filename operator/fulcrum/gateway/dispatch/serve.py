@@ -20,7 +20,7 @@ from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request, read_tokenizing
-from fulcrum.gateway.openai.inference_request import TOKENIZING_PATHS, InferenceRequest, ServedModel
+from fulcrum.gateway.openai.inference_request import RESPONSES_PATH, TOKENIZING_PATHS, InferenceRequest, ServedModel
 from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
@@ -107,6 +107,8 @@ class Inference:
         incoming = self._admission.incoming(request, qos, http_request.headers)
         if key is not None:
             key.charge(incoming.prompt_tokens + incoming.output_tokens, exchange.started_at)
+        if request.path == RESPONSES_PATH:  # its engine's id is not that of the head
+            request.fields["request_id"] = Raw(b'"resp_%b"' % http_request.request_id)
         if self._priorities:
             request.fields["priority"] = self._priorities[qos]
         # From here on it is load, whatever becomes of it.
@@ -136,7 +138,7 @@ class Inference:
         began = perf_counter()
         for _ in check_body(http_request.body):
             began = await self._rest(began)
-        body = read_tokenizing(http_request.body, self._served)
+        body = read_tokenizing(http_request.path, http_request.body, self._served)
         if len(body) > _LARGE_BYTES:
             await self._rest(began)
         await self._attempts.tokenizing.run(exchange, body)

@@ -11,8 +11,10 @@ from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.errors import no_worker
+from fulcrum.gateway.openai.error_object import error_form
 from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 
+_OK: Final = 200
 _SILENCE_SECONDS: Final = 10.0
 """Longest silence of a worker that computes nothing, before another one is asked. A tokenizer answers in milliseconds,
 behind a busy event loop in a second or two."""
@@ -48,7 +50,10 @@ class Tokenizing:
                 self._blame.try_elsewhere(exchange, failed)
             else:
                 self._blame.convict(exchange)
-                response.send(answer.status, answer.content_type, answer.body)
+                body = answer.body
+                if answer.status != _OK:
+                    body = error_form(exchange.route).passed_on(answer.status, body)
+                response.send(answer.status, answer.content_type, body)
                 return
 
     def _pick(self, tried: set[str]) -> KnownRank:

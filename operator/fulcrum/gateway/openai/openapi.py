@@ -8,12 +8,16 @@ from fulcrum.api.reasons import REJECTIONS, Reason
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
+    COUNT_TOKENS_PATH,
     DETOKENIZE_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
     TOKENIZE_PATH,
     TPOT_HEADER,
     TTFT_HEADER,
 )
 from fulcrum.gateway.openai.judge import MOST_TOKENS
+from fulcrum.gateway.openai.openapi_requests import count_tokens_request, messages_request, responses_request
 
 Json = dict[str, Any]
 PATH: Final = "/openapi.json"
@@ -69,6 +73,9 @@ def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) 
         "paths": {
             COMPLETIONS_PATH: {"post": _inference("createCompletion", "CompletionRequest", key, guarded)},
             CHAT_PATH: {"post": _inference("createChatCompletion", "ChatCompletionRequest", key, guarded)},
+            RESPONSES_PATH: {"post": _inference("createResponse", "ResponsesRequest", key, guarded)},
+            MESSAGES_PATH: {"post": _anthropic(_inference("createMessage", "MessagesRequest", key, guarded))},
+            COUNT_TOKENS_PATH: {"post": _anthropic(_tokenizing("countTokens", "CountTokensRequest", key, guarded))},
             TOKENIZE_PATH: {"post": _tokenizing("tokenize", "TokenizeRequest", key, guarded)},
             DETOKENIZE_PATH: {"post": _tokenizing("detokenize", "DetokenizeRequest", key, guarded)},
             "/v1/models": {"get": _get("listModels", "The served model, as a list.", "ModelList", key, guarded)},
@@ -90,19 +97,33 @@ def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) 
         "components": {
             "schemas": _schemas(),
             "headers": _headers(),
-            "responses": {f"Error{code}": _error(code, text) for code, text in (*_REFUSALS.items(), _KEY)},
+            "responses": {
+                f"{schema}{code}": _error(code, text, schema)
+                for schema in ("Error", _ANTHROPIC_ERROR)
+                for code, text in (*_REFUSALS.items(), _KEY)
+            },
             "securitySchemes": {
                 "apiKey": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A key of the cluster's Secret. It may have a class and rate limits.",
+                    "description": "A key of the cluster's Secret, or the same as `x-api-key`. It may have a class and "
+                    "rate limits.",
                 }
             },
         },
     }
 
 
+_ANTHROPIC_ERROR: Final = "AnthropicError"
 _KEY: Final = ("401", "A valid API key is required.")
+
+
+def _anthropic(operation: Json) -> Json:
+    """The same operation where errors are Anthropic's."""
+    responses = operation["responses"]
+    for code in responses.keys() - {"200"}:
+        responses[code] = {"$ref": f"#/components/responses/{_ANTHROPIC_ERROR}{code}"}
+    return operation
 
 
 def _refusals(codes: tuple[str, ...], guarded: bool | None) -> Json:
@@ -133,8 +154,8 @@ def _inference(operation: str, request: str, security: list[Json], guarded: bool
         },
         "responses": {
             "200": {
-                "description": "The answer of a worker; with `stream`, as server-sent events, ended by `[DONE]`. A "
-                "stream that fails ends with an event that holds an `Error`, without `[DONE]`.",
+                "description": "The answer of a worker; with `stream`, as server-sent events with the API's end mark "
+                "(`[DONE]`, `response.completed`, `message_stop`). A stream that fails has an error event instead.",
                 "headers": headers,
                 "content": {
                     "application/json": {"schema": {"$ref": "#/components/schemas/Answer"}},
@@ -199,7 +220,7 @@ def _probe(operation: str, description: str) -> Json:
     }
 
 
-def _error(code: str, description: str) -> Json:
+def _error(code: str, description: str, schema: str) -> Json:
     headers = ["x-request-id"]
     if code in ("400", "429", "500", "502", "503", "504"):
         headers.append("x-fulcrum-rejected")
@@ -210,7 +231,7 @@ def _error(code: str, description: str) -> Json:
     return {
         "description": description,
         "headers": {name: _header(name) for name in headers},
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
     }
 
 
@@ -265,6 +286,9 @@ def _schemas() -> Json:
             {"messages": {"type": "array", "minItems": 1, "items": message}, "max_completion_tokens": _TOKENS},
             "messages",
         ),
+        "ResponsesRequest": responses_request(),
+        "MessagesRequest": messages_request(),
+        "CountTokensRequest": count_tokens_request(),
         "TokenizeRequest": _tokenize_request(
             {"prompt": {"type": "string"}, "messages": {"type": "array", "items": message}}
         ),
@@ -281,6 +305,10 @@ def _schemas() -> Json:
             "object", "data",
         ),
         "Document": {"type": "object"},
+        _ANTHROPIC_ERROR: _object(
+            {"type": {"const": "error"}, "error": _object({name: {"type": "string"} for name in ("type", "message")})},
+            "type", "error",
+        ),
         "Error": _object({"error": _object(error, "message", "type")}, "error"),
     }  # fmt: skip
 
