@@ -229,6 +229,17 @@ async def test_count_tokens(make_site: MakeSite, client_of: ClientOf) -> None:
         await client_of(site).messages.count_tokens(model="other", messages=HI)
 
 
+@pytest.mark.parametrize("more", [{}, {"model": None}])
+@pytest.mark.parametrize("path", [PATH, PATH + "/count_tokens"])
+async def test_the_only_model_is_meant_where_none_is_named(
+    make_site: MakeSite, path: str, more: dict[str, Any]
+) -> None:
+    engine = ApiEngine("m", Role.MIXED)
+    site = await make_site(engine)
+    assert (await site.post({"max_tokens": 40, "messages": HI, **more}, path)).status == 200
+    assert engine.seen[0].body["model"] == "m"
+
+
 async def test_x_api_key_is_a_key(make_site: MakeSite, client_of: ClientOf, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("secret-one")
     site = await make_site(*pair(), config={"api_keys_directory": str(tmp_path)})

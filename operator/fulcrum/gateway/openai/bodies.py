@@ -99,6 +99,8 @@ def read_checked(path: str, body: bytes | bytearray, served: ServedModel) -> Inf
     _check_model(fields.get("model"), served.name)
     if not fields.keys().isdisjoint(GUARDED_FIELDS):
         take_guarded(fields)
+    if path == MESSAGES_PATH:
+        _name_model(fields, served.name)
     judged = _judge(path, fields, served.max_model_len)
     return InferenceRequest(
         path=path,
@@ -141,6 +143,8 @@ def read_tokenizing(path: str, body: bytes | bytearray, served: ServedModel) -> 
     _check_model(fields.get("model"), served.name)
     if not fields.keys().isdisjoint(GUARDED_FIELDS):
         take_guarded(fields)
+    if path == COUNT_TOKENS_PATH:
+        _name_model(fields, served.name)
     messages = fields.get("messages")
     if messages is not None and is_set(messages):
         (inspect_messages if path == COUNT_TOKENS_PATH else inspect)(bytes(messages), urls=served.media_urls)
@@ -188,6 +192,12 @@ def _check_model(value: Raw | None, served_name: str) -> None:
         raise bad_request("`model` must be a string.", param="model") from None
     if model != served_name:
         raise model_not_found(model)
+
+
+def _name_model(fields: dict[str, Raw], served_name: str) -> None:
+    """Fill in the model where the client named none: on Anthropic's routes vLLM asks for one."""
+    if not is_set(fields.get("model")):
+        fields["model"] = Raw(_encoder.encode(served_name))
 
 
 def _check_messages(value: Raw | None) -> None:
