@@ -21,6 +21,8 @@ from fulcrum.gateway.openai.bodies import read_request
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
     InferenceRequest,
     ServedModel,
     ask_for_usage,
@@ -28,12 +30,20 @@ from fulcrum.gateway.openai.inference_request import (
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
     from vllm.sampling_params import BeamSearchParams, SamplingParams
 
-CLASSES: Final = {CHAT_PATH: ChatCompletionRequest, COMPLETIONS_PATH: CompletionRequest}
+CLASSES: Final = {
+    CHAT_PATH: ChatCompletionRequest,
+    COMPLETIONS_PATH: CompletionRequest,
+    MESSAGES_PATH: AnthropicMessagesRequest,
+    RESPONSES_PATH: ResponsesRequest,
+}
 MODEL_TOKENS: Final = 4096
 PROMPT_TOKENS: Final = 7
 SERVED: Final = ServedModel(name="m", max_model_len=MODEL_TOKENS)
@@ -99,16 +109,42 @@ _FITTING: Final[dict[str, tuple[Any, ...]]] = {
     "allowed_token_ids": ([1, 2], []),
     "logprob_token_ids": ([1, 2], []),
     "bad_words": (["x"], [""]),
+    "input": (
+        "hi", [{"role": "user", "content": "hi"}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}],
+    ),
+    "max_output_tokens": (1, 5, 17, 600, 5.0, MODEL_TOKENS, MODEL_TOKENS + 1, 0, None),
+    "truncation": ("auto", "disabled", None),
+    "store": (True, False, None),
+    "background": (False, None, True),
+    "thinking": (
+        {"type": "enabled", "budget_tokens": 1024}, {"type": "enabled", "budget_tokens": MODEL_TOKENS},
+        {"type": "disabled"}, {"type": "adaptive"}, {"type": "enabled", "budget_tokens": "1024"},
+    ),
+    "system": ("s", [{"type": "text", "text": "s"}]),
+    "stop_sequences": (["x"], []),
+    "metadata": ({"user_id": "x"}, {}),
+    "text": ({"format": {"type": "json_object"}}, {"format": {"type": "text"}}),
+    "reasoning": ({"effort": "low"}, {}),
+    "include": (["message.output_text.logprobs"], []),
+    "output_config": ({"effort": "low"}, {"format": {"type": "json_schema", "schema": {"type": "object"}}}),
 }  # fmt: skip
 _PROBLEM_FIELDS: Final = (
     "max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options", "n", "echo", "return_token_ids",
-    "prompt_logprobs", "logprobs", "use_beam_search",
+    "prompt_logprobs", "logprobs", "use_beam_search", "max_output_tokens", "truncation", "thinking",
 )  # fmt: skip
 """Fields that the legs differ in, and those that are judged together with one of them."""
 
 
 _COMPLETION: Final[dict[str, Any]] = {"model": "m", "prompt": "hi"}
 _CHAT: Final[dict[str, Any]] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+_MESSAGE: Final[dict[str, Any]] = {**_CHAT, "max_tokens": 16}
+_RESPONSE: Final[dict[str, Any]] = {"model": "m", "input": "hi"}
+_BODIES: Final = {
+    CHAT_PATH: _CHAT, COMPLETIONS_PATH: _COMPLETION, MESSAGES_PATH: _MESSAGE, RESPONSES_PATH: _RESPONSE
+}  # fmt: skip
+"""A body of each route that fits."""
 _PROBLEMS: Final[tuple[dict[str, Any], ...]] = (
     {}, {"stream_options": {"include_usage": True}}, {"stream": True, "stream_options": {"include_usage": 7}},
     {"stream": False, "stream_options": {}}, {"stream": None, "stream_options": {"x": 1}},
@@ -166,9 +202,17 @@ def verdict(path: str, body: bytes) -> tuple[str, SamplingParams | BeamSearchPar
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             request = CLASSES[path].model_validate(fields)
+            if path == MESSAGES_PATH:
+                request = AnthropicServingMessages.to_chat_completion_request(request)
             request.build_tok_params(_Model())
+            if path == RESPONSES_PATH:
+                cut = -1 if request.truncation != "disabled" else None
+                max_tokens = get_max_tokens(
+                    MODEL_TOKENS, request.max_output_tokens, PROMPT_TOKENS, {}, None, truncate_prompt_tokens=cut
+                )
+                return "", request.to_sampling_params(max_tokens, {})
             asked = request.max_tokens
-            if path == CHAT_PATH and request.max_completion_tokens is not None:
+            if path in (CHAT_PATH, MESSAGES_PATH) and request.max_completion_tokens is not None:
                 asked = request.max_completion_tokens
             cut = request.truncate_prompt_tokens
             max_tokens = get_max_tokens(MODEL_TOKENS, asked, PROMPT_TOKENS, {}, None, truncate_prompt_tokens=cut)
@@ -181,7 +225,7 @@ def verdict(path: str, body: bytes) -> tuple[str, SamplingParams | BeamSearchPar
 
 def legs(request: InferenceRequest) -> list[bytes]:
     """Bodies that the engines get, in the form in which they are sent."""
-    if request.stream:
+    if request.stream and request.path in (CHAT_PATH, COMPLETIONS_PATH):
         ask_for_usage(request)
         follow(request, StreamLogBudget())
     if request.whole:
@@ -218,20 +262,17 @@ def try_body(path: str, body: bytes, tally: Tally) -> None:
 def random_body(rng: random.Random, path: str, tally: Tally) -> bytes:
     """A body that fits, with one to three fields mutated."""
     names = fields_of(path)
-    body: dict[str, Any] = {"model": tally.served.name}
-    if path == CHAT_PATH:
-        body["messages"] = _FITTING["messages"][0]
-    else:
-        body["prompt"] = "hi"
+    body = {**_BODIES[path], "model": tally.served.name}
+    problems = [name for name in _PROBLEM_FIELDS if path in (CHAT_PATH, COMPLETIONS_PATH) or name in names]
     for _ in range(rng.randint(1, 3)):
-        name = rng.choice(_PROBLEM_FIELDS if rng.random() < 0.4 else names)
+        name = rng.choice(problems if rng.random() < 0.4 else names)
         known = _FITTING.get(name)
         body[name] = rng.choice(known if known is not None and rng.random() < 0.85 else _ANYTHING)
         tally.mutated[f"{path} {name}"] += 1
     if rng.random() < 0.6:
         body.setdefault("stream", True)
     if rng.random() < 0.8:
-        body.setdefault("max_tokens", USUAL_TOKENS)
+        body.setdefault("max_output_tokens" if path == RESPONSES_PATH else "max_tokens", USUAL_TOKENS)
     return written(rng, body)
 
 
@@ -258,14 +299,14 @@ def written(rng: random.Random, value: Any) -> bytes:
 
 
 def run(bodies: int, seed: int, served: ServedModel = SERVED) -> Tally:
-    """Try random bodies on both routes."""
+    """Try random bodies on all routes."""
     rng = random.Random(seed)
     tally = Tally(served=served)
-    for path, body in ((CHAT_PATH, _CHAT), (COMPLETIONS_PATH, _COMPLETION)):
+    for path, body in _BODIES.items():
         for problem in _PROBLEMS:
             try_body(path, json.dumps(body | {"model": served.name} | problem).encode(), tally)
             tally.named += 1
     for number in range(bodies):
-        path = (CHAT_PATH, COMPLETIONS_PATH)[number % 2]
+        path = list(_BODIES)[number % len(_BODIES)]
         try_body(path, random_body(rng, path, tally), tally)
     return tally

@@ -198,6 +198,7 @@ def test_what_the_pod_sets_wins_unless_it_breaks_the_contract() -> None:
         OMP_NUM_THREADS="8",
         HOME="/home/fulcrum",
         VLLM_CPU_KVCACHE_SPACE="40",
+        VLLM_ENABLE_RESPONSES_API_STORE="1",
         VLLM_NIXL_SIDE_CHANNEL_PORT="1",
         FULCRUM_WORKER_CONFIG="{}",
     )
@@ -208,6 +209,7 @@ def test_what_the_pod_sets_wins_unless_it_breaks_the_contract() -> None:
     )
     assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment, "it would override the configured KV size"
+    assert "VLLM_ENABLE_RESPONSES_API_STORE" not in environment, "it grows without bound"
     assert "FULCRUM_WORKER_CONFIG" not in environment
 
 

@@ -245,11 +245,12 @@ def _environment(
         fixed[ENV_EXPERTS_ON_CPU] = "1"
     if _runs_in_engine(config):
         fixed["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # VLLM_CPU_KVCACHE_SPACE would override --kv-cache-memory-bytes; the configuration is not the engine's business.
-    inherited = {
-        name: text for name, text in environment.items() if name not in (ENV_WORKER_CONFIG, "VLLM_CPU_KVCACHE_SPACE")
-    }
+    inherited = {name: text for name, text in environment.items() if name not in _NOT_INHERITED}
     return {**defaults, **inherited, **fixed}
+
+
+_NOT_INHERITED: Final = (ENV_WORKER_CONFIG, "VLLM_CPU_KVCACHE_SPACE", "VLLM_ENABLE_RESPONSES_API_STORE")
+"""Not the engine's business; would override `--kv-cache-memory-bytes`; a store that grows without bound."""
 
 
 def _ucx_gpu(config: WorkerConfig) -> dict[str, str]:

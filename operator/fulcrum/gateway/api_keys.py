@@ -19,6 +19,8 @@ from fulcrum.gateway.errors import rejected, unauthorized
 logger = logging.getLogger(__name__)
 
 AUTHORIZATION: Final = "authorization"
+X_API_KEY: Final = "x-api-key"
+"""Where Anthropic's clients send their key."""
 RELOAD_SECONDS: Final = 2.0
 _MINUTE_SECONDS: Final = 60.0
 _SHORTEST_KEY: Final = 8
@@ -175,8 +177,10 @@ class KeyRing:
         for key in self.keys:
             key.share(gateways, now)
 
-    def find(self, authorization: str | None) -> ApiKey:
-        """The key of an `Authorization` header. Raises RequestError (401)."""
+    def find(self, authorization: str | None, x_api_key: str | None = None) -> ApiKey:
+        """The key of an `Authorization` header, or where there is none, of `x-api-key`. Raises RequestError (401)."""
+        if authorization is None and x_api_key is not None:
+            authorization = f"Bearer {x_api_key}"
         scheme, _, token = (authorization or "").partition(" ")
         digest = _digest(token.strip())
         # How long the search takes says nothing: digests are keyed with a secret of this process.

@@ -32,7 +32,7 @@ from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.known_labels import count_from_zero
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
-from fulcrum.gateway.openai.error_object import error_object
+from fulcrum.gateway.openai.error_object import ErrorForm, error_form
 from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
 from fulcrum.gateway.workers.prefix_sharing import SENT_PATH, PrefixSharing, prefix_seed
@@ -123,8 +123,8 @@ class Gateway:
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         return self._inference.serve(request, response)
 
-    def error_object(self, error: RequestError, in_stream: bool) -> bytes:
-        return error_object(error, in_stream=in_stream)
+    def error_form(self, path: str) -> ErrorForm:
+        return error_form(path)
 
     def refused(self, error: RequestError) -> None:
         reason = error.reason.value if error.reason is not None else ""

@@ -139,7 +139,9 @@ def rejected(reason: Reason, retry_after_seconds: float | None, numbers: str = "
 def unauthorized() -> RequestError:
     """401: no key, or an unknown one."""
     return RequestError(
-        HTTPStatus.UNAUTHORIZED, "A valid API key is required: `Authorization: Bearer KEY`.", code="invalid_api_key"
+        HTTPStatus.UNAUTHORIZED,
+        "A valid API key is required: `Authorization: Bearer KEY`, or `x-api-key: KEY`.",
+        code="invalid_api_key",
     )
 
 

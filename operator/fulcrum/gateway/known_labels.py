@@ -15,9 +15,9 @@ from fulcrum.api.names import Role
 from fulcrum.gateway.errors import STATUSES
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.gateway.openai.inference_request import INFERENCE_PATHS, TOKENIZING_PATHS
 
-_LEGS: Final = ("prefill", "decode", "whole", "resume")
+_LEGS: Final = ("prefill", "decode", "whole", "resume", "tokenize")
 _FAILURES: Final = tuple(failure.value for failure in Failure)
 _ROLES: Final = tuple(role.value for role in Role)
 _RESUMES: Final = ("resumed", "failed", "impossible")
@@ -53,7 +53,7 @@ def _requests(class_names: Iterable[str], rest: str) -> Iterator[tuple[str, int,
     """Route, code, reason and class: what is served, and every refusal."""
     refusals = [(status.value, reason.value) for reason, status in STATUSES.items()]
     for name in class_names:
-        for route in (COMPLETIONS_PATH, CHAT_PATH):
+        for route in (*INFERENCE_PATHS, *TOKENIZING_PATHS):
             for code, reason in ((HTTPStatus.OK.value, ""), *refusals):
                 yield route, code, reason, name
     for code, reason in refusals:

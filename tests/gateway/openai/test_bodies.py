@@ -185,8 +185,8 @@ def test_any_bytes_are_a_job_or_a_4xx(body: bytes) -> None:
 
 def test_tools_of_a_chat_are_counted() -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
-    assert read_request(CHAT_PATH, msgspec.json.encode(chat), SERVED).tool_bytes == len(b'[{"type":"function"}]')
-    assert read_request(CHAT_PATH, msgspec.json.encode({"messages": chat["messages"]}), SERVED).tool_bytes == 0
+    assert read_request(CHAT_PATH, msgspec.json.encode(chat), SERVED).beside_bytes == len(b'[{"type":"function"}]')
+    assert read_request(CHAT_PATH, msgspec.json.encode({"messages": chat["messages"]}), SERVED).beside_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import uvloop
 from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
-from tests.gateway.conftest import Engine, Site
+from tests.gateway.apis import ApiEngine
+from tests.gateway.conftest import Site
 from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits
@@ -46,7 +47,7 @@ class Served:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        engines = {"p": Engine("p", Role.PREFILL), "d": Engine("d", Role.DECODE)}
+        engines = {"p": ApiEngine("p", Role.PREFILL), "d": ApiEngine("d", Role.DECODE)}
         for engine in engines.values():
             await engine.start()
         classes = (

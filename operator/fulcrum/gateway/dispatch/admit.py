@@ -15,11 +15,11 @@ from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.capacity.kv import TransferCost
-from fulcrum.gateway.api_keys import AUTHORIZATION, ApiKey, KeyRing
+from fulcrum.gateway.api_keys import AUTHORIZATION, X_API_KEY, ApiKey, KeyRing
 from fulcrum.gateway.errors import RequestError, bad_request, never_fits, no_worker, rejected
 from fulcrum.gateway.openai.inference_request import (
-    CHAT_PATH,
-    COMPLETIONS_PATH,
+    INFERENCE_PATHS,
+    TOKENIZING_PATHS,
     TPOT_HEADER,
     TTFT_HEADER,
     InferenceRequest,
@@ -28,10 +28,10 @@ from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
 from fulcrum.routing import Incoming, Route, WorkerView, decode_elsewhere, prefix_keys, route
 from fulcrum.routing.view import DEFAULT_TPOT_SECONDS, DEFAULT_TTFT_SECONDS
 
-_BEFORE_PROMPT: Final = ("cache_salt", "tools", "chat_template", "chat_template_kwargs")
-"""Fields with which an engine's prefix cache tells equal prompts apart."""
-_GUARDED: Final = "/v1/"
-"""Paths below it need a key, where keys are configured."""
+_BEFORE_PROMPT: Final = ("cache_salt", "tools", "system", "instructions", "chat_template", "chat_template_kwargs")
+"""Fields that come before a prompt, or with which an engine's prefix cache tells equal prompts apart."""
+_GUARDED: Final = ("/v1/", *TOKENIZING_PATHS)
+"""Beginnings of the paths that need a key, where keys are configured."""
 _PREDICTIVE: Final = AdmissionPolicy.PREDICTIVE
 _NO_LIMITS: Final = ThresholdLimits(queued_prompt_tokens=inf, kv_usage=inf, batch=inf)
 """While a speed is unknown nothing is predicted and no request is turned away."""
@@ -73,7 +73,7 @@ class AdmissionControl:
                 *self.classes.headers,
                 TTFT_HEADER,
                 TPOT_HEADER,
-                *([AUTHORIZATION] if self.keys is not None else []),
+                *((AUTHORIZATION, X_API_KEY) if self.keys is not None else ()),
             )
         )
         """Headers of a request that are read here."""
@@ -82,7 +82,7 @@ class AdmissionControl:
         self.decides = spec.policy is not AdmissionPolicy.OFF
         """Requests may be turned away."""
         self._predicts = spec.policy is _PREDICTIVE
-        self._prompts = {CHAT_PATH: PromptEstimate(), COMPLETIONS_PATH: PromptEstimate()}
+        self._prompts = {path: PromptEstimate() for path in INFERENCE_PATHS}
         self._max_model_len = config.max_model_len or _UNBOUNDED_TOKENS
 
     def share(self, gateways: int, now: float) -> None:
@@ -95,7 +95,7 @@ class AdmissionControl:
         """The key of a request; None where none is needed. Raises RequestError (401)."""
         if self.keys is None or not path.startswith(_GUARDED):
             return None
-        return self.keys.find(headers.get(AUTHORIZATION))
+        return self.keys.find(headers.get(AUTHORIZATION), headers.get(X_API_KEY))
 
     def class_of(self, key: ApiKey | None, headers: Mapping[str, str]) -> int:
         """Class of a request: by its headers; where keys are asked for, only as far as its key says."""
@@ -114,9 +114,9 @@ class AdmissionControl:
     def incoming(self, request: InferenceRequest, qos: int, headers: Mapping[str, str]) -> Incoming:
         """A request as admission and routing see it. Raises RequestError (400) for a promise that cannot be read."""
         prompt = bytes(request.prompt)
-        tool_bytes = request.tool_bytes
+        beside_bytes = request.beside_bytes
         prompt_tokens = min(
-            self._prompts[request.path].tokens(prompt, tool_bytes, request.measure_media()), self._max_model_len
+            self._prompts[request.path].tokens(prompt, beside_bytes, request.measure_media()), self._max_model_len
         )
         ttft_seconds = tpot_seconds = inf
         if headers:
@@ -130,7 +130,7 @@ class AdmissionControl:
             max_tokens=request.max_tokens,
             qos=qos,
             prefix=prefix_keys(prompt, self._prefix_seed, before),
-            units_per_token=max(len(prompt) + tool_bytes, 1) / prompt_tokens,
+            units_per_token=max(len(prompt) + beside_bytes, 1) / prompt_tokens,
             ttft_seconds=ttft_seconds,
             tpot_seconds=tpot_seconds,
             whole=request.whole,
@@ -139,7 +139,7 @@ class AdmissionControl:
     def learn_prompt(self, request: InferenceRequest, prompt_tokens: int) -> None:
         """A prompt had so many tokens."""
         self._prompts[request.path].learn(
-            bytes(request.prompt), prompt_tokens, request.tool_bytes, request.measure_media()
+            bytes(request.prompt), prompt_tokens, request.beside_bytes, request.measure_media()
         )
 
     def decide(self, incoming: Incoming, now: float) -> Admit | Preempt:

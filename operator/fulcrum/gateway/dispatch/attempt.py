@@ -15,14 +15,16 @@ from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_seconds
 from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.dispatch.legs import Legs
+from fulcrum.gateway.dispatch.named_stream import NamedStream
 from fulcrum.gateway.dispatch.recovery import Recovery
 from fulcrum.gateway.dispatch.resume import follow
 from fulcrum.gateway.dispatch.stream_log import StreamLogBudget
+from fulcrum.gateway.dispatch.tokenizing import Tokenizing
 from fulcrum.gateway.errors import rejected
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.inference_request import InferenceRequest, ask_for_usage
+from fulcrum.gateway.openai.inference_request import MESSAGES_PATH, RESPONSES_PATH, InferenceRequest, ask_for_usage
 from fulcrum.gateway.workers.registry import WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route
 
@@ -64,6 +66,7 @@ class Attempts:
             metrics=metrics,
             loop=loop,
         )
+        self.tokenizing = Tokenizing(sender, self._blame, registry, loop)
         self._budget = StreamLogBudget()
         self._preempts = len(admission.classes) > 1
         self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}
@@ -79,10 +82,8 @@ class Attempts:
         slow: frozenset[str] = frozenset()
         if request.stream:
             exchange.response.deadline = exchange.deadline
-            hides_usage = ask_for_usage(request) and not self._forces_usage
             exchange.response.begin_heartbeat(self._loop, self._heartbeat_seconds)
-            exchange.stream_log = follow(request, self._budget)
-            exchange.stream = ClientStream(exchange.response, exchange.stream_log, hides_usage=hides_usage)
+            exchange.stream = self._client_stream(exchange, request)
         self._leg_deadlines.arrived()
         while True:
             exchange.attempts += 1
@@ -106,6 +107,14 @@ class Attempts:
             route = self._another_decode(exchange, incoming, tried) or await self._recovery.detour(
                 exchange, incoming, tried, slow
             )
+
+    def _client_stream(self, exchange: Exchange, request: InferenceRequest) -> ClientStream:
+        """What passes the stream on; asks the engine for what is to be known of it."""
+        if request.path in (MESSAGES_PATH, RESPONSES_PATH):
+            return NamedStream(exchange.response, request.path)
+        hides_usage = ask_for_usage(request) and not self._forces_usage
+        exchange.stream_log = follow(request, self._budget)
+        return ClientStream(exchange.response, exchange.stream_log, hides_usage=hides_usage)
 
     def _another_decode(self, exchange: Exchange, incoming: Incoming, tried: frozenset[str]) -> Route | None:
         """A path that goes on from the prefill that is held; None: a new prefill is needed."""

@@ -41,6 +41,10 @@ class ClientStream:
         """As `StreamSink`."""
         return self.response.done
 
+    def holds(self, first_chunks: bytes) -> bool:
+        """As `StreamSink`."""
+        return False
+
     def fails_at_once(self, first_chunks: bytes) -> bool:
         """As `StreamSink`."""
         return begins_with_failure(first_chunks)

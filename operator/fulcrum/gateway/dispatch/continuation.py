@@ -53,6 +53,10 @@ class Continuation:
         """As `StreamSink`."""
         return self._stream_log.done
 
+    def holds(self, first_chunks: bytes) -> bool:
+        """As `StreamSink`."""
+        return False
+
     def fails_at_once(self, first_chunks: bytes) -> bool:
         """As `StreamSink`."""
         return begins_with_failure(first_chunks)
@@ -182,6 +186,10 @@ class Restart:
     def done(self) -> bool:
         """As `StreamSink`."""
         return self._stream.done
+
+    def holds(self, first_chunks: bytes) -> bool:
+        """As `StreamSink`."""
+        return False
 
     def fails_at_once(self, first_chunks: bytes) -> bool:
         """As `StreamSink`."""

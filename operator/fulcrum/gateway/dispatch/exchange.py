@@ -70,10 +70,10 @@ class Exchange:
     def note_usage(self, usage: Usage | None, *, output: bool) -> None:
         """Take over what an engine reports."""
         if usage is not None:
-            if usage.prompt_tokens is not None:
-                self.prompt_tokens = usage.prompt_tokens
-            if output and usage.completion_tokens is not None:
-                self.output_tokens = usage.completion_tokens
+            if (read_tokens := usage.read_tokens) is not None:
+                self.prompt_tokens = read_tokens
+            if output and (made_tokens := usage.made_tokens) is not None:
+                self.output_tokens = made_tokens
 
     def streamed_tokens(self, *, done: bool = False) -> int:
         """Tokens that its client was sent of a stream whose engine did not say; `done`: it ended with `[DONE]`."""

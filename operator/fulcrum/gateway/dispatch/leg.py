@@ -36,20 +36,22 @@ class LegSender:
         request_id: bytes,
         body: bytes,
         *,
+        headers: bytes = b"",
         deadline: float,
         silence_seconds: float = inf,
         sink: StreamSink | None = None,
     ) -> Answer:
         """The answer of `rank`, which may be an error of the client's. Raises LegFailedError.
 
-        `deadline`: loop time by which it must be complete. Another worker is to try when it, or a stream's first byte,
-        has not come for `silence_seconds`, in which its worker has computed nothing either.
+        `headers`: further lines of the request's head. `deadline`: loop time by which the answer must be complete.
+        Another worker is to try when it, or a stream's first byte, has not come for `silence_seconds`, in which its
+        worker has computed nothing either.
         """
         worker = rank.worker
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
-        request = rank.engine.request(path, request_id, body)
+        request = rank.engine.request(path, request_id, body, headers)
         breaker = rank.state.health.breaker
         began_at, answers = self._loop.time(), breaker.answers
         if sink is None:
@@ -71,7 +73,7 @@ class LegSender:
             raise self._blame.failed(rank, leg, failure, late=late) from error
         if answer.status == _UNAUTHORIZED:  # the client's own key was looked at here, and not sent on
             raise self._blame.failed(rank, leg, Failure.REFUSED)
-        if answer.status >= _SERVER_ERRORS or (leg != "prefill" and is_aborted(answer.body)):
+        if answer.status >= _SERVER_ERRORS or (leg != "prefill" and is_aborted(path, answer.body)):
             raise self._blame.failed(rank, leg, Failure.ERROR_STATUS)
         self._registry.worked(rank)
         self._metrics.legs[leg, "answered"] += 1

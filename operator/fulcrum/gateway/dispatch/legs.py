@@ -16,7 +16,9 @@ from fulcrum.gateway.errors import upstream_failed
 from fulcrum.gateway.http.upstream_answer import Answer
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import read_answer, read_usage
-from fulcrum.gateway.openai.inference_request import InferenceRequest
+from fulcrum.gateway.openai.error_object import error_form
+from fulcrum.gateway.openai.inference_request import RESPONSES_PATH, InferenceRequest
+from fulcrum.gateway.openai.named_events import without_store
 from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import ClusterView, Flight, prefill_left_seconds
 
@@ -64,7 +66,8 @@ class Legs:
         started_at = self._loop.time()
         body = request.prefill_body(self._prefill_left_seconds(exchange, prefill))
         answer = await self._sender.send(
-            "prefill", prefill, request.path, response.request_id, body, deadline=exchange.deadline,
+            "prefill", prefill, request.path, response.request_id, body, headers=request.engine_headers,
+            deadline=exchange.deadline,
             silence_seconds=self._leg_deadlines.first_answer_seconds(exchange, prefill),
         )  # fmt: skip
         if answer.status != _OK:
@@ -130,7 +133,8 @@ class Legs:
         if exchange.accused and sink is not None:
             self._blame.convict_when_begun(exchange)
         answer = await self._sender.send(
-            leg, rank, request.path, response.request_id, body, deadline=exchange.deadline, sink=sink,
+            leg, rank, request.path, response.request_id, body, headers=request.engine_headers,
+            deadline=exchange.deadline, sink=sink,
             silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, rank),
         )  # fmt: skip
         if exchange.accused and answer.status == _OK:
@@ -153,6 +157,11 @@ def _pass_on(exchange: Exchange, answer: Answer) -> None:
     """A complete answer, of whatever status, is the client's. Raises RequestError when it has a part of one already."""
     if exchange.response.started:
         raise upstream_failed(f"A worker answered {answer.status} when it was to go on with the answer. Retry it.")
-    exchange.response.send(answer.status, answer.content_type, answer.body)
+    body = answer.body
+    if answer.status != _OK:
+        body = error_form(exchange.route).passed_on(answer.status, body)
+    elif exchange.route == RESPONSES_PATH:
+        body = without_store(body)
+    exchange.response.send(answer.status, answer.content_type, body)
     if answer.status == _OK:
         exchange.note_usage(read_usage(answer.body), output=True)

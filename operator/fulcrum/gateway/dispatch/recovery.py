@@ -78,7 +78,7 @@ class Recovery:
             stream.stream_log.read()
             stream.stream_log = None  # from here on it is kept event by event
         stream_log = exchange.stream_log
-        why_not = "its answer has more in it than text, or comes in several parts"
+        why_not = "its answer has more in it than text, comes in several parts, or does not tell its tokens"
         if stream_log is not None:
             why_not = stream_log.why_not or obstacle(request)
         if stream_log is None or why_not:

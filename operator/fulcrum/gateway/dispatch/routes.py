@@ -19,13 +19,13 @@ from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.openai import openapi
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
+from fulcrum.gateway.openai.inference_request import INFERENCE_PATHS, RESPONSES_PATH, TOKENIZING_PATHS
 
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
 _MODELS: Final = "/v1/models"
 GET_PATHS: Final = (_MODELS, "/health", "/ready", openapi.PATH)
-POST_PATHS: Final = (CHAT_PATH, COMPLETIONS_PATH)
+POST_PATHS: Final = (*INFERENCE_PATHS, *TOKENIZING_PATHS)
 
 
 class Routes:
@@ -75,6 +75,9 @@ class Routes:
                 self._model(path.removeprefix(_MODELS + "/"), response)
             else:
                 response.send(*self._get(path))
+        elif path.startswith(RESPONSES_PATH + "/"):
+            message = "Responses are not stored: send all of the conversation as `input` of a new one."
+            self._fail(response, RequestError(HTTPStatus.NOT_FOUND, message, code="response_not_found"))
         elif not one_model and path not in GET_PATHS and path not in POST_PATHS:
             self._fail(response, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
         else:

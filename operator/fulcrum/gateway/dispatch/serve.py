@@ -19,8 +19,8 @@ from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request
-from fulcrum.gateway.openai.inference_request import InferenceRequest, ServedModel
+from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request, read_tokenizing
+from fulcrum.gateway.openai.inference_request import RESPONSES_PATH, TOKENIZING_PATHS, InferenceRequest, ServedModel
 from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
@@ -78,25 +78,10 @@ class Inference:
             key = exchange.key = http_request.require_key()
             qos = self._admission.class_of(key, http_request.headers)
             exchange.qos_class = self._classes.names[qos]
-            large = len(http_request.body) > _LARGE_BYTES
-            if large:
-                request = await self._read_large(http_request)
+            if http_request.path in TOKENIZING_PATHS:
+                await self._tokenize(exchange, http_request)
             else:
-                request = read_request(http_request.path, http_request.body, self._served)
-            if key is not None and self._salts_prefixes:
-                request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
-            began = perf_counter()
-            incoming = self._admission.incoming(request, qos, http_request.headers)
-            if key is not None:
-                key.charge(incoming.prompt_tokens + incoming.output_tokens, now)
-            if self._priorities:
-                request.fields["priority"] = self._priorities[qos]
-            # From here on it is load, whatever becomes of it.
-            exchange.request, exchange.incoming = request, incoming
-            self._accounts.arrived(exchange, incoming)
-            if large:
-                await self._rest(began)
-            await self._attempts.run(exchange, request, incoming)
+                await self._infer(exchange, http_request, qos)
         except RequestError as refused:
             error = refused
         except asyncio.CancelledError:
@@ -107,6 +92,31 @@ class Inference:
             logger.error("request_crashed id=%s error=%s", http_request.request_id.decode(), describe(crash))  # noqa: TRY400
             error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.")
         self._end(exchange, error)
+
+    async def _infer(self, exchange: Exchange, http_request: Request, qos: int) -> None:
+        """Read a request, let it in and have it served. Raises RequestError."""
+        key = exchange.key
+        large = len(http_request.body) > _LARGE_BYTES
+        if large:
+            request = await self._read_large(http_request)
+        else:
+            request = read_request(http_request.path, http_request.body, self._served)
+        if key is not None and self._salts_prefixes:
+            request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
+        began = perf_counter()
+        incoming = self._admission.incoming(request, qos, http_request.headers)
+        if key is not None:
+            key.charge(incoming.prompt_tokens + incoming.output_tokens, exchange.started_at)
+        if request.path == RESPONSES_PATH:  # its engine's id is not that of the head
+            request.fields["request_id"] = Raw(b'"resp_%b"' % http_request.request_id)
+        if self._priorities:
+            request.fields["priority"] = self._priorities[qos]
+        # From here on it is load, whatever becomes of it.
+        exchange.request, exchange.incoming = request, incoming
+        self._accounts.arrived(exchange, incoming)
+        if large:
+            await self._rest(began)
+        await self._attempts.run(exchange, request, incoming)
 
     def _end(self, exchange: Exchange, error: RequestError | None) -> None:
         try:
@@ -120,6 +130,18 @@ class Inference:
             logger.error("account_crashed id=%s error=%s", request_id, describe(crash))  # noqa: TRY400
         if exchange.stream_log is not None:
             exchange.stream_log.close()
+
+    async def _tokenize(self, exchange: Exchange, http_request: Request) -> None:
+        """Have a worker tokenize or detokenize; a key is charged one request. Raises RequestError."""
+        if exchange.key is not None:
+            exchange.key.charge(0.0, exchange.started_at)
+        began = perf_counter()
+        for _ in check_body(http_request.body):
+            began = await self._rest(began)
+        body = read_tokenizing(http_request.path, http_request.body, self._served)
+        if len(body) > _LARGE_BYTES:
+            await self._rest(began)
+        await self._attempts.tokenizing.run(exchange, body)
 
     async def _read_large(self, http_request: Request) -> InferenceRequest:
         """Read a large request in slices, and let others have the event loop in between. Raises RequestError."""

@@ -231,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             response = Response(
                 self._transport,
-                self._service.error_object,
+                self._service.error_form(request.path),
                 request_id=request.request_id,
                 http11=request.http11,
                 close_after=not request.keep_alive or self._service.closing,
@@ -287,8 +287,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        write = self._service.error_object
-        response = Response(transport, write, request_id=new_request_id(), http11=True, close_after=True)
+        errors = self._service.error_form(self._parser.path)
+        response = Response(transport, errors, request_id=new_request_id(), http11=True, close_after=True)
         response.cors_headers = self._service.cors.headers(self._parser.headers)
         response.fail(error)
         self._parser.broken = True

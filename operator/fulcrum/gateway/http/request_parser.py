@@ -54,8 +54,8 @@ class RequestParser:
     __slots__ = (
         "_authenticate", "_body", "_chunked", "_content_type", "_expects_continue", "_framing_bytes", "_has_host",
         "_head_bytes", "_http11", "_keep_alive", "_key", "_known", "_late_head_bytes", "_length_bytes", "_limits",
-        "_method", "_number", "_parser", "_path", "_refused", "_request_id", "_resuming", "_target", "_upgrade_head",
-        "body_bytes", "broken", "head_done", "head_seen", "headers", "in_message", "ready", "unauthorized",
+        "_method", "_number", "_parser", "_refused", "_request_id", "_resuming", "_target", "_upgrade_head",
+        "body_bytes", "broken", "head_done", "head_seen", "headers", "in_message", "path", "ready", "unauthorized",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +92,8 @@ class RequestParser:
         self._framing_bytes = 0
         self._method = b""
         self._target = b""
-        self._path = ""
+        self.path = ""
+        """Of the request that is arriving; empty until its head is complete."""
         self._key: ApiKey | None = None
         self.unauthorized: RequestError | None = None
         """Why the request that is arriving must not be served."""
@@ -253,9 +254,9 @@ class RequestParser:
             self._refuse(bad_request("A Host header is required."))
         if self._length_bytes > self._limits.max_body_bytes:
             self._refuse(too_large(self._limits.max_body_bytes))
-        self._path = path_of(self._target)
+        self.path = path_of(self._target)
         try:
-            self._key = self._authenticate(self._path, self.headers)
+            self._key = self._authenticate(self.path, self.headers)
         except RequestError as error:
             self.unauthorized = error
         if parser.should_upgrade():
@@ -279,7 +280,7 @@ class RequestParser:
         self.ready.append(
             Request(
                 method=self._method,
-                path=self._path,
+                path=self.path,
                 http11=self._http11,
                 keep_alive=self._keep_alive,
                 request_id=self._sane_request_id(),

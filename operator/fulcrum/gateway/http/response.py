@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
@@ -18,23 +18,53 @@ _STATUS_LINES: Final = {
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON: Final = b"application/json"
 _LARGE_BYTES: Final = 64 * 1024
-ErrorWriter = Callable[[RequestError, bool], bytes]
-"""Writes the body of an error as its clients read it; with True for an event in the middle of a stream."""
+
+
+class ErrorForm(Protocol):
+    """How the API that was asked writes its errors."""
+
+    event_line: bytes
+    """Stands before the data of an event that is an error."""
+
+    def write(self, error: RequestError, events: int | None) -> bytes:
+        """The JSON of `error`; `events`: how many the stream has had that it ends, None: it ends none."""
 
 
 class Response:
     """Writes to the client; `started` says whether bytes of the answer have left, after which no retry is possible."""
 
     __slots__ = (
-        "_heartbeat", "_no_body", "_opened", "_paused", "_probed", "_source", "_transport", "_write_error",
-        "began_at", "close_after", "cors_headers", "deadline", "done", "ended", "events", "http11", "on_begin",
-        "path_headers", "request_id", "slowed", "stall_seconds", "started", "status", "streaming", "verdict",
+        "_errors",
+        "_heartbeat",
+        "_no_body",
+        "_opened",
+        "_paused",
+        "_probed",
+        "_source",
+        "_transport",
+        "began_at",
+        "close_after",
+        "cors_headers",
+        "deadline",
+        "done",
+        "ended",
+        "events",
+        "http11",
+        "on_begin",
+        "path_headers",
+        "request_id",
+        "slowed",
+        "stall_seconds",
+        "started",
+        "status",
+        "streaming",
+        "verdict",
     )  # fmt: skip
 
     def __init__(
         self,
         transport: asyncio.Transport,
-        write_error: ErrorWriter,
+        errors: ErrorForm,
         *,
         request_id: bytes,
         http11: bool,
@@ -42,7 +72,7 @@ class Response:
         no_body: bool = False,
     ) -> None:
         self._transport = transport
-        self._write_error = write_error
+        self._errors = errors
         self._source: StreamSource | None = None
         self._no_body = no_body
         self._paused = False
@@ -118,7 +148,7 @@ class Response:
         self.status = status
         if self._opened:
             # The status was sent with the first heartbeat: the answer is the one event of the stream, which stays open.
-            self.write_events(b"data: " + b" ".join(body.splitlines()) + b"\n\n")
+            self.write_events(b"%bdata: %b\n\n" % (self._errors.event_line, b" ".join(body.splitlines())))
             self.close_after = True
             return
         apart = len(body) > _LARGE_BYTES  # not copied behind its head
@@ -138,11 +168,12 @@ class Response:
         """An error: as an answer or, when a stream is under way, as its last event; the stream stays unfinished."""
         self._end_heartbeat()
         if not self.started:
-            self.send(error.status, _JSON, self._write_error(error, self._opened), error.headers())
+            self.send(error.status, _JSON, self._errors.write(error, 0 if self._opened else None), error.headers())
         elif self.streaming:
             self.stream_end()
             if not self.done:
-                self.write_events(b"data: %b\n\n" % self._write_error(error, True))
+                written = self._errors.write(error, self.events)
+                self.write_events(b"%bdata: %b\n\n" % (self._errors.event_line, written))
             # Without an end mark there is no last chunk either: the client must not take this for the answer's end.
             self.close_after = True
 

@@ -12,7 +12,7 @@ from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.places import Connection, Places
 from fulcrum.gateway.http.request import Request
-from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.http.response import ErrorForm, Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 
@@ -41,8 +41,8 @@ class Service(Protocol[Connection]):
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         """Answer. Raises nothing; when cancelled, answers with `response.verdict` if there is one."""
 
-    def error_object(self, error: RequestError, in_stream: bool) -> bytes:
-        """The body of an answer that is an error; `in_stream`: of the last event of a stream."""
+    def error_form(self, path: str) -> ErrorForm:
+        """How errors are written in answers to requests for `path`; empty: it is not known."""
 
     def refused(self, error: RequestError) -> None:
         """Note an answer to a request that could not be read."""

@@ -283,6 +283,10 @@ class UpstreamConnection(asyncio.Protocol):
             if sink.fails_at_once(chunks):
                 self.fail(Failure.ERROR_STATUS, "the engine failed before the first token")
                 return
+            if sink.holds(chunks):
+                if last:
+                    self.fail(Failure.TRUNCATED, "the stream ended before its first token")
+                return
             self.first_byte_at = self._loop.time()
             sink.stream_begin(self)
         if last:

@@ -86,6 +86,9 @@ class StreamSink(Protocol):
     def done(self) -> bool:
         """The client has the whole answer, with its end mark."""
 
+    def holds(self, first_chunks: bytes) -> bool:
+        """Whether nothing of the answer has come with this: it keeps such chunks until `stream_begin`."""
+
     def fails_at_once(self, first_chunks: bytes) -> bool:
         """Whether the stream begins with an error of the engine's own: another engine is tried then."""
 

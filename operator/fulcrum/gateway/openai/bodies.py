@@ -13,13 +13,21 @@ from msgspec import Raw
 from fulcrum.gateway.errors import RequestError, bad_request, model_not_found
 from fulcrum.gateway.openai.inference_request import (
     CHAT_PATH,
+    COUNT_TOKENS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
     EngineAnswer,
     InferenceRequest,
     LargeFields,
+    MessageEnd,
     ServedModel,
     Usage,
 )
-from fulcrum.gateway.openai.judge import GUARDED_FIELDS, is_set, judge, take_guarded
+from fulcrum.gateway.openai.judge import GUARDED_FIELDS, Judged, is_set, judge, take_guarded
+from fulcrum.gateway.openai.judge_messages import judge_messages
+from fulcrum.gateway.openai.judge_responses import judge_responses
+from fulcrum.gateway.openai.media import inspect
+from fulcrum.gateway.openai.media_blocks import inspect_messages
 
 _MOST_FIELDS: Final = 1024
 """Every field is an object in memory: 600,000 of them, in 8 MB, kept the event loop for a second."""
@@ -45,7 +53,9 @@ are numbers, so that the last one is it."""
 _USAGE_BYTES: Final = 2048
 """Longest such object that is read."""
 _JSON: Final = json.JSONDecoder()
+_message_decoder: Final = msgspec.json.Decoder(MessageEnd)
 _answer_decoder: Final = msgspec.json.Decoder(EngineAnswer)
+_encoder: Final = msgspec.json.Encoder()
 
 
 def read_request(path: str, body: bytes | bytearray, served: ServedModel) -> InferenceRequest:
@@ -89,26 +99,56 @@ def read_checked(path: str, body: bytes | bytearray, served: ServedModel) -> Inf
     _check_model(fields.get("model"), served.name)
     if not fields.keys().isdisjoint(GUARDED_FIELDS):
         take_guarded(fields)
+    if path == MESSAGES_PATH:
+        _name_model(fields, served.name)
+    judged = _judge(path, fields, served.max_model_len)
+    return InferenceRequest(
+        path=path,
+        fields=fields,
+        stream=judged.stream,
+        whole=judged.whole,
+        max_tokens=judged.max_tokens,
+        media_urls=served.media_urls,
+    )
+
+
+def _judge(path: str, fields: dict[str, Raw], max_model_len: int | None) -> Judged:
+    """Judge the fields of a request by its route. Raises RequestError (400)."""
+    if path == MESSAGES_PATH:
+        _check_messages(fields.get("messages"))
+        return judge_messages(fields, max_model_len=max_model_len)
+    if path == RESPONSES_PATH:
+        _check_input(fields.get("input"))
+        return judge_responses(fields, max_model_len=max_model_len)
     chat = path == CHAT_PATH
     batch = False
     if chat:
         _check_messages(fields.get("messages"))
     else:
         batch = _check_prompt(fields.get("prompt"))
-    judged = judge(
-        fields,
-        chat=chat,
-        prompt_bytes=len(memoryview(fields["messages" if chat else "prompt"])),
-        max_model_len=served.max_model_len,
-    )
-    return InferenceRequest(
-        path=path,
-        fields=fields,
-        stream=judged.stream,
-        whole=judged.whole or batch,
-        max_tokens=judged.max_tokens,
-        media_urls=served.media_urls,
-    )
+    prompt_bytes = len(memoryview(fields["messages" if chat else "prompt"]))
+    judged = judge(fields, chat=chat, prompt_bytes=prompt_bytes, max_model_len=max_model_len)
+    judged.whole = judged.whole or batch
+    return judged
+
+
+def read_tokenizing(path: str, body: bytes | bytearray, served: ServedModel) -> bytes:
+    """The body that a worker gets of a request to tokenize or detokenize, whose text was checked.
+
+    Raises RequestError (400, 404). A chat is rendered with its media, so the same are refused as in a chat.
+    """
+    fields = _decode(_fields_decoder, body)
+    if len(fields) > _MOST_FIELDS:
+        raise _too_many_fields()
+    _check_model(fields.get("model"), served.name)
+    if not fields.keys().isdisjoint(GUARDED_FIELDS):
+        take_guarded(fields)
+    if path == COUNT_TOKENS_PATH:
+        _name_model(fields, served.name)
+    messages = fields.get("messages")
+    if messages is not None and is_set(messages):
+        (inspect_messages if path == COUNT_TOKENS_PATH else inspect)(bytes(messages), urls=served.media_urls)
+    return _encoder.encode(fields)
 
 
 def _decode(decoder: msgspec.json.Decoder[Fields], body: bytes | bytearray) -> Fields:
@@ -154,6 +194,12 @@ def _check_model(value: Raw | None, served_name: str) -> None:
         raise model_not_found(model)
 
 
+def _name_model(fields: dict[str, Raw], served_name: str) -> None:
+    """Fill in the model where the client named none: on Anthropic's routes vLLM asks for one."""
+    if not is_set(fields.get("model")):
+        fields["model"] = Raw(_encoder.encode(served_name))
+
+
 def _check_messages(value: Raw | None) -> None:
     if value is None or not is_set(value):
         raise bad_request("`messages` is required.", param="messages", code="missing_required_parameter")
@@ -162,6 +208,16 @@ def _check_messages(value: Raw | None) -> None:
         raise bad_request("`messages` must be a list.", param="messages")
     if not inside[1:-1].strip():
         raise bad_request("`messages` must not be empty.", param="messages")
+
+
+def _check_input(value: Raw | None) -> None:
+    if value is None or not is_set(value):
+        raise bad_request("`input` is required.", param="input", code="missing_required_parameter")
+    inside = bytes(value)
+    if inside[:1] not in (b'"', b"["):
+        raise bad_request("`input` must be a string or a list.", param="input")
+    if inside == b'""' or (inside[:1] == b"[" and not inside[1:-1].strip()):
+        raise bad_request("`input` must not be empty.", param="input")
 
 
 def _check_prompt(value: Raw | None) -> bool:
@@ -188,8 +244,14 @@ def _check_prompt(value: Raw | None) -> bool:
     return False
 
 
-def is_aborted(body: bytes) -> bool:
+def is_aborted(path: str, body: bytes) -> bool:
     """Whether an engine gave up the answer that it sends as whole: its choices are cut anywhere."""
+    if path == MESSAGES_PATH:
+        try:
+            message = _message_decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return message.type == "message" and message.stop_reason is None
     if b'"abort"' not in body:
         return False
     if len(body) > _READ_WHOLE_BYTES:

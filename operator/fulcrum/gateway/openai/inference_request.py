@@ -12,11 +12,36 @@ from msgspec import Raw
 
 from fulcrum.api.names import TTFT_PARAM
 from fulcrum.gateway.openai.media import inspect
+from fulcrum.gateway.openai.media_blocks import inspect_input, inspect_messages
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
+MESSAGES_PATH: Final = "/v1/messages"
+"""Anthropic's API."""
+RESPONSES_PATH: Final = "/v1/responses"
+INFERENCE_PATHS: Final = (COMPLETIONS_PATH, CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH)
+"""What goes through admission and legs."""
+COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
+TOKENIZE_PATH: Final = "/tokenize"
+DETOKENIZE_PATH: Final = "/detokenize"
+TOKENIZING_PATHS: Final = (TOKENIZE_PATH, DETOKENIZE_PATH, COUNT_TOKENS_PATH)
+"""What any one worker answers without generating."""
 TTFT_HEADER: Final = "x-llm-d-slo-ttft-ms"
 TPOT_HEADER: Final = "x-llm-d-slo-tpot-ms"
+
+_PROMPT: Final = {CHAT_PATH: "messages", COMPLETIONS_PATH: "prompt", MESSAGES_PATH: "messages", RESPONSES_PATH: "input"}
+"""The field of each route with the prompt."""
+_BESIDE: Final = {
+    CHAT_PATH: ("tools",),
+    COMPLETIONS_PATH: ("tools",),
+    MESSAGES_PATH: ("tools", "system"),
+    RESPONSES_PATH: ("tools", "instructions"),
+}
+"""Fields of each route that become a part of the prompt besides."""
+_MOST_TOKENS: Final = {RESPONSES_PATH: "max_output_tokens"}
+"""The field with the most output tokens, where it is not `max_tokens`."""
+_INSPECTORS: Final = {CHAT_PATH: inspect, MESSAGES_PATH: inspect_messages, RESPONSES_PATH: inspect_input}
+"""Looks for media, where prompts can have some."""
 
 _PREFILL_PARAMS: Final = Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
@@ -62,12 +87,13 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prompt(self) -> Raw:
         """What the prompt is made of, undecoded; empty for a prompt that came as embeddings."""
-        return self.fields.get("messages" if self.path == CHAT_PATH else "prompt") or _EMPTY
+        return self.fields.get(_PROMPT[self.path]) or _EMPTY
 
     def measure_media(self) -> tuple[int, int]:
         """Images and recordings in it, and their bytes; looked for once. Raises RequestError for what is refused."""
         if self.media is None:
-            found = inspect(bytes(self.prompt), urls=self.media_urls) if self.path == CHAT_PATH else (0, 0)
+            inspector = _INSPECTORS.get(self.path)
+            found = (0, 0) if inspector is None else inspector(bytes(self.prompt), urls=self.media_urls)
             msgspec.structs.force_setattr(self, "media", found)
             return found
         return self.media
@@ -82,10 +108,16 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
             return 1  # for the engine to refuse
 
     @property
-    def tool_bytes(self) -> int:
-        """Bytes of the tools, which become a part of the prompt."""
-        tools = self.fields.get("tools")
-        return 0 if tools is None else len(bytes(tools))
+    def beside_bytes(self) -> int:
+        """Bytes of what becomes a part of the prompt besides: tools, and instructions where they stand apart."""
+        fields = self.fields
+        return sum(len(bytes(fields[name])) for name in _BESIDE[self.path] if name in fields)
+
+    @property
+    def engine_headers(self) -> bytes:
+        """Header lines for the engines, each begun by CRLF: Anthropic's API has no field for a priority."""
+        priority = self.fields.get("priority") if self.path == MESSAGES_PATH else None
+        return b"" if priority is None else b"\r\nx-vllm-priority: %b" % bytes(priority)
 
     def whole_body(self, ttft_seconds: float | None = None) -> bytes:
         """Body of a request in one leg; with `ttft_seconds` the engine restores a prefix within that time."""
@@ -97,7 +129,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     def prefill_body(self, ttft_seconds: float | None = None) -> bytes:
         """Body of the prefill leg: one token, not streamed, KV kept for a peer; `ttft_seconds` as in `whole_body`."""
         fields = self.fields.copy()
-        fields["max_tokens"] = _ONE
+        fields[_MOST_TOKENS.get(self.path, "max_tokens")] = _ONE
         if "max_completion_tokens" in fields:
             fields["max_completion_tokens"] = _ONE
         if self.stream:
@@ -168,6 +200,11 @@ class LargeFields(msgspec.Struct, frozen=True):
     mm_processor_kwargs: Raw = _EMPTY
     metadata: Raw = _EMPTY
     suffix: Raw = _EMPTY
+    input: Raw = _EMPTY
+    system: Raw = _EMPTY
+    instructions: Raw = _EMPTY
+    text: Raw = _EMPTY
+    output_config: Raw = _EMPTY
     stop: Raw = _EMPTY
     bad_words: Raw = _EMPTY
 
@@ -177,6 +214,30 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    input_tokens: int | None = None
+    """As `/v1/responses` and `/v1/messages` call those of the prompt; the latter without those that were cached."""
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+    @property
+    def read_tokens(self) -> int | None:
+        """Tokens of the prompt, whatever the API calls them."""
+        if self.input_tokens is None:
+            return self.prompt_tokens
+        return self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+
+    @property
+    def made_tokens(self) -> int | None:
+        """Tokens of the answer, whatever the API calls them."""
+        return self.completion_tokens if self.output_tokens is None else self.output_tokens
+
+
+class MessageEnd(msgspec.Struct, frozen=True):
+    """How a message of Anthropic's API ended. One that its engine gave up has no reason."""
+
+    type: str = ""
+    stop_reason: str | None = None
 
 
 class AnswerChoice(msgspec.Struct, frozen=True):

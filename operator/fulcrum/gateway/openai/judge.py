@@ -93,14 +93,12 @@ def judge(fields: dict[str, Raw], *, chat: bool, prompt_bytes: int, max_model_le
     if fields.keys().isdisjoint(JUDGED):
         return Judged(stream=False, whole=False, max_tokens=None if chat else COMPLETION_TOKENS)
     for name in _FLAGS:
-        value = fields.get(name)
-        if value is not None and bytes(value) not in (b"true", b"false", b"null"):
-            raise bad_request(f"`{name}` must be true or false.", param=name)
-    stream = _is_true(fields, "stream")
+        check_flag(fields, name)
+    stream = is_true(fields, "stream")
     _check_stream_options(fields.get("stream_options"), stream=stream)
     whole = (
-        _is_true(fields, "echo")
-        or _is_true(fields, "use_beam_search")
+        is_true(fields, "echo")
+        or is_true(fields, "use_beam_search")
         or is_set(fields.get("prompt_logprobs"))
         or is_set(fields.get("truncate_prompt_tokens"))
         or (not chat and is_set(fields.get("suffix")))
@@ -114,18 +112,26 @@ def judge(fields: dict[str, Raw], *, chat: bool, prompt_bytes: int, max_model_le
     return Judged(stream=stream, whole=whole, max_tokens=max_tokens)
 
 
+def check_flag(fields: dict[str, Raw], name: str) -> None:
+    """Raises RequestError (400) for what is neither true nor false: engines would read more into it."""
+    value = fields.get(name)
+    if value is not None and bytes(value) not in (b"true", b"false", b"null"):
+        raise bad_request(f"`{name}` must be true or false.", param=name)
+
+
 def is_set(value: Raw | None) -> bool:
     """Whether a field is there and not null."""
     return value is not None and bytes(value) != b"null"
 
 
-def _is_true(fields: dict[str, Raw], name: str) -> bool:
+def is_true(fields: dict[str, Raw], name: str) -> bool:
+    """Whether a field is `true`."""
     value = fields.get(name)
     return value is not None and bytes(value) == b"true"
 
 
 def _several(value: Raw | None) -> bool:
-    return value is not None and is_set(value) and _read_count(value, "n") > 1
+    return value is not None and is_set(value) and read_count(value, "n") > 1
 
 
 def _check_stream_options(value: Raw | None, *, stream: bool) -> None:
@@ -142,19 +148,24 @@ def _check_stream_options(value: Raw | None, *, stream: bool) -> None:
 def _max_tokens(fields: dict[str, Raw], *, chat: bool, max_model_len: int | None) -> int | None:
     """Most output tokens: what the engine takes on this route."""
     name, value = "max_tokens", fields.get("max_tokens")
-    read = None if value is None or not is_set(value) else _read_count(value, name)
+    read = None if value is None or not is_set(value) else read_count(value, name)
     if chat and (other := fields.get("max_completion_tokens")) is not None and is_set(other):
         name = "max_completion_tokens"
-        read = _read_count(other, name)
+        read = read_count(other, name)
     if read is None:
         return None if chat else COMPLETION_TOKENS
-    if read == 0 and not chat and _is_true(fields, "echo"):
+    if read == 0 and not chat and is_true(fields, "echo"):
         return 0  # the prompt alone
     if read == 0:
         raise bad_request(f"`{name}` must be at least 1.", param=name)
-    if read > (most := max_model_len or MOST_TOKENS):
+    return within_length(read, name, max_model_len)
+
+
+def within_length(tokens: int, name: str, max_model_len: int | None) -> int:
+    """The most output tokens that a client asks for. Raises RequestError (400) where no model could make as many."""
+    if tokens > (most := max_model_len or MOST_TOKENS):
         raise bad_request(f"`{name}` must not be above the model's length of {most} tokens.", param=name)
-    return read
+    return tokens
 
 
 def _min_tokens(fields: dict[str, Raw], max_tokens: int | None) -> int:
@@ -163,13 +174,14 @@ def _min_tokens(fields: dict[str, Raw], max_tokens: int | None) -> int:
         return 0
     if not is_set(value):
         raise bad_request("`min_tokens` must be an integer.", param="min_tokens")
-    read = _read_count(value, "min_tokens")
+    read = read_count(value, "min_tokens")
     if max_tokens is not None and read > max(max_tokens, 1):
         raise bad_request("`min_tokens` must not be above the most tokens.", param="min_tokens")
     return read
 
 
-def _read_count(value: Raw, name: str) -> int:
+def read_count(value: Raw, name: str) -> int:
+    """A count as engines read it. Raises RequestError (400)."""
     try:
         number = msgspec.json.decode(value, type=int)
     except msgspec.DecodeError:

@@ -65,8 +65,7 @@ def inspect(messages: bytes, *, urls: bool) -> tuple[int, int]:
     """
     if messages.find(b"[", 1) < 0 or not any(mark in messages for mark in _MARKS):
         return 0, 0  # no list in the list: no parts
-    if messages.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", messages).count(b"{") > _MOST_OBJECTS:
-        raise bad_request(f"`messages` has more than {_MOST_OBJECTS} objects.", param="messages")
+    check_objects(messages, "messages")
     count = size = 0
     try:
         for message in _messages.decode(messages):
@@ -82,6 +81,12 @@ def inspect(messages: bytes, *, urls: bool) -> tuple[int, int]:
     return count, size
 
 
+def check_objects(text: bytes, param: str) -> None:
+    """Refuse JSON with so many objects that decoding it would take long. Raises RequestError (400)."""
+    if text.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", text).count(b"{") > _MOST_OBJECTS:
+        raise bad_request(f"`{param}` has more than {_MOST_OBJECTS} objects.", param=param)
+
+
 def _judge(part: _Part, *, urls: bool) -> int:
     """Bytes of the media in one part; 0: it has none. Raises RequestError, msgspec.DecodeError."""
     kind = _text(part.type)
@@ -93,18 +98,20 @@ def _judge(part: _Part, *, urls: bool) -> int:
         value: Raw = getattr(part, name)
         if value_bytes := len(memoryview(value)):
             size += value_bytes
-            _check_url(name, value, urls=urls)
+            read = _url.decode(value)
+            check_url(name, read.url if isinstance(read, _Url) else read, urls=urls, param="messages")
     size += len(memoryview(part.image_pil)) + len(memoryview(part.input_audio))
     return max(size, kind in MEDIA_TYPES)
 
 
-def _check_url(name: str, value: Raw, *, urls: bool) -> None:
-    read = _url.decode(value)
-    url = read.url if isinstance(read, _Url) else read
-    if url is None or url[: len(_DATA)].lower() == _DATA or (urls and url.lower().startswith(_FETCHED)):
+def check_url(name: str, url: object, *, urls: bool, param: str) -> None:
+    """Raises RequestError (400) for what engines must not fetch; `urls`: they may by http(s)."""
+    if url is None:
+        return
+    if isinstance(url, str) and (url[: len(_DATA)].lower() == _DATA or (urls and url.lower().startswith(_FETCHED))):
         return
     what = "an http(s) or `data:` URL" if urls else "a `data:` URL, because this cluster fetches no media"
-    raise bad_request(f"`{name}` must be {what}.", param="messages")
+    raise bad_request(f"`{name}` must be {what}.", param=param)
 
 
 def _text(value: Raw) -> str:

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fulcrum.api.reasons import REJECTIONS, Reason
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, TPOT_HEADER, TTFT_HEADER
+from fulcrum.gateway.openai.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    COUNT_TOKENS_PATH,
+    DETOKENIZE_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    TOKENIZE_PATH,
+    TPOT_HEADER,
+    TTFT_HEADER,
+)
 from fulcrum.gateway.openai.judge import MOST_TOKENS
+from fulcrum.gateway.openai.openapi_requests import count_tokens_request, messages_request, responses_request
 
 Json = dict[str, Any]
 PATH: Final = "/openapi.json"
@@ -16,6 +27,7 @@ _TOKENS: Final = {
     "type": ["integer", "null"], "minimum": 1, "maximum": MOST_TOKENS,
     "description": "Most tokens of the answer, at most the model's length.",
 }  # fmt: skip
+_UNWANTED: Final = {"type": "null", "description": "Set by the gateway only."}
 _FLAG: Final = {"type": ["boolean", "null"]}
 _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 _PASSED_ON: Final = "Passed on: the engine says what it takes."
@@ -61,6 +73,11 @@ def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) 
         "paths": {
             COMPLETIONS_PATH: {"post": _inference("createCompletion", "CompletionRequest", key, guarded)},
             CHAT_PATH: {"post": _inference("createChatCompletion", "ChatCompletionRequest", key, guarded)},
+            RESPONSES_PATH: {"post": _inference("createResponse", "ResponsesRequest", key, guarded)},
+            MESSAGES_PATH: {"post": _anthropic(_inference("createMessage", "MessagesRequest", key, guarded))},
+            COUNT_TOKENS_PATH: {"post": _anthropic(_tokenizing("countTokens", "CountTokensRequest", key, guarded))},
+            TOKENIZE_PATH: {"post": _tokenizing("tokenize", "TokenizeRequest", key, guarded)},
+            DETOKENIZE_PATH: {"post": _tokenizing("detokenize", "DetokenizeRequest", key, guarded)},
             "/v1/models": {"get": _get("listModels", "The served model, as a list.", "ModelList", key, guarded)},
             "/v1/models/{model}": {
                 "get": {
@@ -80,19 +97,33 @@ def document(*, guarded: bool | None = None, max_body_bytes: int | None = None) 
         "components": {
             "schemas": _schemas(),
             "headers": _headers(),
-            "responses": {f"Error{code}": _error(code, text) for code, text in (*_REFUSALS.items(), _KEY)},
+            "responses": {
+                f"{schema}{code}": _error(code, text, schema)
+                for schema in ("Error", _ANTHROPIC_ERROR)
+                for code, text in (*_REFUSALS.items(), _KEY)
+            },
             "securitySchemes": {
                 "apiKey": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A key of the cluster's Secret. It may have a class and rate limits.",
+                    "description": "A key of the cluster's Secret, or the same as `x-api-key`. It may have a class and "
+                    "rate limits.",
                 }
             },
         },
     }
 
 
+_ANTHROPIC_ERROR: Final = "AnthropicError"
 _KEY: Final = ("401", "A valid API key is required.")
+
+
+def _anthropic(operation: Json) -> Json:
+    """The same operation where errors are Anthropic's."""
+    responses = operation["responses"]
+    for code in responses.keys() - {"200"}:
+        responses[code] = {"$ref": f"#/components/responses/{_ANTHROPIC_ERROR}{code}"}
+    return operation
 
 
 def _refusals(codes: tuple[str, ...], guarded: bool | None) -> Json:
@@ -123,8 +154,8 @@ def _inference(operation: str, request: str, security: list[Json], guarded: bool
         },
         "responses": {
             "200": {
-                "description": "The answer of a worker; with `stream`, as server-sent events, ended by `[DONE]`. A "
-                "stream that fails ends with an event that holds an `Error`, without `[DONE]`.",
+                "description": "The answer of a worker; with `stream`, as server-sent events with the API's end mark "
+                "(`[DONE]`, `response.completed`, `message_stop`). A stream that fails has an error event instead.",
                 "headers": headers,
                 "content": {
                     "application/json": {"schema": {"$ref": "#/components/schemas/Answer"}},
@@ -134,6 +165,26 @@ def _inference(operation: str, request: str, security: list[Json], guarded: bool
             **_refusals(tuple(_REFUSALS), guarded),
         },
     }  # fmt: skip
+
+
+def _tokenizing(operation: str, request: str, security: list[Json], guarded: bool | None) -> Json:
+    """What any one worker answers from its tokenizer."""
+    return {
+        "operationId": operation,
+        "security": security,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}},
+        },
+        "responses": {
+            "200": {
+                "description": "The answer of a worker.",
+                "headers": {name: _header(name) for name in ("x-request-id", "x-fulcrum-path")},
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Answer"}}},
+            },
+            **_refusals(tuple(_REFUSALS), guarded),
+        },
+    }
 
 
 def _parameter(name: str, description: str) -> Json:
@@ -169,7 +220,7 @@ def _probe(operation: str, description: str) -> Json:
     }
 
 
-def _error(code: str, description: str) -> Json:
+def _error(code: str, description: str, schema: str) -> Json:
     headers = ["x-request-id"]
     if code in ("400", "429", "500", "502", "503", "504"):
         headers.append("x-fulcrum-rejected")
@@ -180,7 +231,7 @@ def _error(code: str, description: str) -> Json:
     return {
         "description": description,
         "headers": {name: _header(name) for name in headers},
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
     }
 
 
@@ -235,6 +286,15 @@ def _schemas() -> Json:
             {"messages": {"type": "array", "minItems": 1, "items": message}, "max_completion_tokens": _TOKENS},
             "messages",
         ),
+        "ResponsesRequest": responses_request(),
+        "MessagesRequest": messages_request(),
+        "CountTokensRequest": count_tokens_request(),
+        "TokenizeRequest": _tokenize_request(
+            {"prompt": {"type": "string"}, "messages": {"type": "array", "items": message}}
+        ),
+        "DetokenizeRequest": _tokenize_request(
+            {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}}
+        ),
         "Event": _object(
             {"data": {"type": "string", "description": "JSON of the engine's, an `Error`, or `[DONE]`."}}, "data"
         ),
@@ -245,8 +305,22 @@ def _schemas() -> Json:
             "object", "data",
         ),
         "Document": {"type": "object"},
+        _ANTHROPIC_ERROR: _object(
+            {"type": {"const": "error"}, "error": _object({name: {"type": "string"} for name in ("type", "message")})},
+            "type", "error",
+        ),
         "Error": _object({"error": _object(error, "message", "type")}, "error"),
     }  # fmt: skip
+
+
+def _tokenize_request(properties: Json) -> Json:
+    model = {"type": ["string", "null"], "description": "The served name; that of the only model if absent."}
+    return {
+        "type": "object",
+        "description": f"As vLLM's. {_PASSED_ON}",
+        "properties": {"model": model, **properties, **dict.fromkeys(("kv_transfer_params", "vllm_xargs"), _UNWANTED)},
+        "additionalProperties": True,
+    }
 
 
 def _request(more: Json, *required: str) -> Json:
@@ -259,7 +333,6 @@ def _request(more: Json, *required: str) -> Json:
             "anyOf": [{"type": "null"}, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}]
         },
     }
-    unwanted = {"type": "null", "description": "Set by the gateway only."}
     refused = {"type": "null", "description": "Not taken: engines would read it unchecked."}
     return {
         "type": "object",
@@ -272,8 +345,8 @@ def _request(more: Json, *required: str) -> Json:
             "n": {**_COUNT, "description": "Answers; more than one are made by one worker."},
             "stream": _FLAG,
             **{name: {**shape, "description": _PASSED_ON} for name, shape in sampling.items()},
-            "kv_transfer_params": unwanted,
-            "ec_transfer_params": unwanted,
+            "kv_transfer_params": _UNWANTED,
+            "ec_transfer_params": _UNWANTED,
             "prompt_embeds": refused,
             "vllm_xargs": refused,
         },
