@@ -57,14 +57,25 @@ class ConnectionPool:
         head = f" HTTP/1.1\r\nhost: {address}\r\n{own}{headers}content-type: application/json\r\nx-request-id: "
         self._fixed_head = head.encode("ascii")
 
-    def request(self, path: str, request_id: bytes, body: bytes) -> bytes:
+    def request(self, path: str, request_id: bytes, body: bytes, headers: bytes = b"") -> bytes:
         """A POST with a JSON body; it has no header of the client's but its request id.
 
-        Its Authorization is the cluster's own.
+        Its Authorization is the cluster's own. `headers`: further lines of its head, each ended by CRLF.
         """
         length = str(len(body)).encode()
         return b"".join(
-            (b"POST ", path.encode(), self._fixed_head, request_id, b"\r\ncontent-length: ", length, b"\r\n\r\n", body)
+            (
+                b"POST ",
+                path.encode(),
+                self._fixed_head,
+                request_id,
+                b"\r\n",
+                headers,
+                b"content-length: ",
+                length,
+                b"\r\n\r\n",
+                body,
+            )
         )
 
     def question(self, path: str) -> bytes:
