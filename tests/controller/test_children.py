@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from fulcrum.api.errors import InvalidValueError
-from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool
+from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, GatewayTracing
 from fulcrum.api.names import API_VERSION, KIND, Role
 from fulcrum.api.objects import load_inference_cluster, to_dict
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
+from fulcrum.balance.revision import worker_config
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
+from fulcrum.controller.children.gateway_deployment import gateway_config
 from fulcrum.controller.children.internal_secret import internal_secret, token_of
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.pod_security import violations
@@ -464,6 +466,17 @@ def gateway_config_of(gateway: dict[str, Any], engine: dict[str, Any] | None = N
     made = {child["kind"]: child for child in children(OWNER, spec, token_fingerprint="f1")}
     (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
     return msgspec.json.decode(container["env"][0]["value"], type=GatewayConfig)
+
+
+def test_gateways_and_engines_trace_as_the_spec_says() -> None:
+    tracing = {"endpoint": "http://collector:4318", "samplingRatio": 0.2}
+    for engine, url in ((False, None), (True, "http://collector:4318/v1/traces")):
+        spec = make_spec(telemetry={"tracing": {**tracing, "engine": engine}})
+        told = gateway_config(OWNER, spec).tracing
+        assert told == GatewayTracing(endpoint="http://collector:4318", sampling_ratio=0.2)
+        worker = worker_config(cluster="c", spec=spec, pool=spec.pools[0], role=Role.MIXED)
+        assert worker.traces_url == url
+    assert gateway_config(OWNER, make_spec()).tracing is None
 
 
 def test_how_clients_are_treated_is_as_the_spec_says() -> None:

@@ -51,6 +51,8 @@ def cuda(**changes: Any) -> WorkerConfig:
         (cuda(), "--middleware", "fulcrum_worker.engine_access.EngineGuard"),
         (cuda(), "--allowed-media-domains", None),
         (cuda(media_domains=("a.example.com", "b.example.com")), "--allowed-media-domains", "a.example.com"),
+        (cuda(), "--otlp-traces-endpoint", None),
+        (cuda(traces_url="http://c:4318/v1/traces"), "--otlp-traces-endpoint", "http://c:4318/v1/traces"),
         (cuda(), "--api-key", None),  # arguments can be read by everyone on the machine
         (cuda(), "--kv-cache-dtype", "fp8"),
         (cuda(kv_cache=KvCacheConfig(dtype="bf16")), "--kv-cache-dtype", "bfloat16"),
@@ -232,6 +234,13 @@ def test_the_engine_fetches_from_named_hosts_alone() -> None:
     assert argv[at + 3].startswith("--")
     assert environment_of(cuda())["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
     assert environment_of(cuda(), VLLM_MEDIA_URL_ALLOW_REDIRECTS="1")["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+def test_the_engine_traces_what_the_gateway_samples_and_nothing_else() -> None:
+    environment = environment_of(cuda(traces_url="http://c:4318/v1/traces"))
+    assert environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+    assert environment["OTEL_TRACES_SAMPLER"] == "parentbased_always_off"
+    assert not any(name.startswith("OTEL_") for name in environment_of(cuda()))
 
 
 def test_an_engine_on_one_node_is_told_of_no_other() -> None:

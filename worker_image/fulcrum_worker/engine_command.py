@@ -147,6 +147,8 @@ def _argv(
         argv += ["--max-model-len", str(config.max_model_len)]
     if config.media_domains:
         argv += ["--allowed-media-domains", *config.media_domains]
+    if config.traces_url is not None:
+        argv += ["--otlp-traces-endpoint", config.traces_url]
     argv += ["--tensor-parallel-size", str(config.tensor_parallel)]
     argv += ["--pipeline-parallel-size", str(config.pipeline_parallel)]
     argv += _ranks_argv(config)
@@ -233,6 +235,11 @@ def _environment(
         # vLLM would set it itself, but not when NIXL is imported already; without it UCX may leak memory.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
+    if config.traces_url is not None:
+        # vLLM's default is gRPC. Requests without a parent are the agent's own measurements and the gateways' canaries.
+        defaults["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
+        defaults["OTEL_TRACES_SAMPLER"] = "parentbased_always_off"
+        defaults["OTEL_SERVICE_NAME"] = "vllm"
     if config.socket_interface is not None:
         names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         defaults.update(dict.fromkeys(names, config.socket_interface))

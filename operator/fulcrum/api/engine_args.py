@@ -59,6 +59,7 @@ _REFUSALS: Final = (
         instead="transfers between workers are Fulcrum's; set spec.engine.transfer",
     ),
     _Refusal(names=("allowed-media-domains",), instead="set spec.engine.mediaDomains"),
+    _Refusal(names=("otlp-traces-endpoint",), instead="set spec.telemetry.tracing with engine: true"),
     _Refusal(names=("api-key",), instead="only the gateway talks to a worker; remove it"),
     # The shape of a worker.
     _Refusal(

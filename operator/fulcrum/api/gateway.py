@@ -9,6 +9,7 @@ import msgspec
 
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import Admission
+from fulcrum.api.telemetry_types import DEFAULT_SAMPLING_RATIO
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -39,6 +40,14 @@ class GatewayPool(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Which requests may be sent to it; None: every one."""
     transfer: TransferPrior | None = None
     """Of its workers; None: the size of the model's KV is not known."""
+
+
+class GatewayTracing(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Where a gateway sends spans, and of how many requests."""
+
+    endpoint: str
+    """As `spec.telemetry.tracing.endpoint`."""
+    sampling_ratio: float = DEFAULT_SAMPLING_RATIO
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -72,6 +81,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Hosts from which engines fetch media; empty: none, so that a URL in a request is refused."""
     shutdown_grace_seconds: float = 120.0
     """How long SIGTERM waits for streams that are under way."""
+    tracing: GatewayTracing | None = None
+    """None: no request is traced."""
 
 
 class FailingPair(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

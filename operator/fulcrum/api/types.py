@@ -75,6 +75,7 @@ from fulcrum.api.status import (
     RoleCounts,
     SlowWorker,
 )
+from fulcrum.api.telemetry_types import Telemetry, Tracing
 
 __all__ = [
     "Admission",
@@ -140,6 +141,8 @@ __all__ = [
     "Scheduling",
     "Slo",
     "SlowWorker",
+    "Telemetry",
+    "Tracing",
     "Transfer",
     "WorkerCount",
 ]
@@ -186,6 +189,7 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
     ] = Scheduling()
     gateway: Annotated[Gateway, Meta(description="The OpenAI-compatible endpoint.")] = Gateway()
     metrics: Annotated[Metrics, Meta(description="Where load history comes from.")] = Metrics()
+    telemetry: Annotated[Telemetry, Meta(description="What is told of single requests.")] = Telemetry()
 
     def engine_args(self, pool: Pool) -> tuple[str, ...]:
         """Return the extra engine arguments of the workers of `pool`: those of all pools, then its own."""

@@ -103,6 +103,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What engine and agent listen on."""
     media_domains: tuple[str, ...] = ()
     """Hosts from which the engine may fetch media; empty: gateways let no URL through."""
+    traces_url: str | None = None
+    """Where the engine sends spans, OTLP over HTTP; None: nowhere."""
     engine_args: tuple[str, ...] = ()
     """Extra vLLM arguments, already checked against the deny-list (the agent checks again)."""
     role: Role = Role.MIXED

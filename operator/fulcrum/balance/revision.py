@@ -15,6 +15,7 @@ from fulcrum.api.names import KV_POOL_PATH, Role
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.pool_attention import attention_backend, exchanges_kv
 from fulcrum.api.quantities import number_of_bytes
+from fulcrum.api.telemetry_types import traces_url
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum.balance.snapshot import ObservedWorker, Snapshot
@@ -138,12 +139,18 @@ def worker_config(
         socket_interface=pool.rdma.socket_interface if pool.rdma is not None else None,
         ports=pool.ports,
         media_domains=spec.engine.media_domains,
+        traces_url=_traces_url(spec),
         engine_args=spec.engine_args(pool),
         role=role,
         role_epoch=role_epoch,
         start_timeout_seconds=spec.engine.start_timeout_seconds,
         drain_timeout_seconds=spec.drain_timeout_seconds,
     )
+
+
+def _traces_url(spec: InferenceClusterSpec) -> str | None:
+    tracing = spec.telemetry.tracing
+    return traces_url(tracing.endpoint) if tracing is not None and tracing.engine else None
 
 
 def _offload_config(cache: KvCache) -> OffloadConfig | None:

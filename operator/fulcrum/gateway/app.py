@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
+from fulcrum import __version__
 from fulcrum.api.reasons import Reason
+from fulcrum.api.telemetry_types import traces_url
 from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
 from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.dispatch.admit import AdmissionControl
@@ -33,6 +35,7 @@ from fulcrum.gateway.known_labels import count_from_zero
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
 from fulcrum.gateway.openai.error_object import ErrorForm, error_form
+from fulcrum.gateway.tracing.trace import KEPT_HEADERS, Attributes, Tracing
 from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
 from fulcrum.gateway.workers.prefix_sharing import SENT_PATH, PrefixSharing, prefix_seed
@@ -65,7 +68,10 @@ class Gateway:
         self.closing = False
         self.admission = AdmissionControl(settings.config, prefix_seed=prefix_seed(settings.token))
         self.cors = Cors(settings.config.cors_origins)
+        self.tracing = _tracing(settings)
         self.kept_headers = self.admission.kept_headers | self.cors.kept_headers
+        if self.tracing is not None:
+            self.kept_headers |= KEPT_HEADERS
         self.metrics = Metrics(
             model=settings.config.served_name,
             labels=_labels(settings),
@@ -110,6 +116,7 @@ class Gateway:
             metrics=self.metrics,
             loop=loop,
             access_log=settings.access_log,
+            tracing=self.tracing,
         )
 
     # http.service.Service
@@ -224,6 +231,8 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.tracing is not None:
+            await self.tracing.stop()
         self._prefixes.close()
         self.registry.close()
         logger.info("gateway_stopped")
@@ -265,6 +274,24 @@ def _labels(settings: Settings) -> dict[str, str]:
     """Labels of every series: with the gateway's own name, what several scrape jobs see of it counts once."""
     own = {"fulcrum_gateway": settings.pod_name} if settings.pod_name else {}
     return {"fulcrum_cluster": settings.config.cluster, "fulcrum_namespace": settings.namespace, **own}
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    """None where no traces are wanted: then nothing of the SDK is imported."""
+    wanted = settings.config.tracing
+    if wanted is None:
+        return None
+    from fulcrum.gateway.tracing.spans import OtlpTracing
+
+    resource: Attributes = {
+        "service.name": "fulcrum-gateway",
+        "service.version": __version__,
+        "k8s.namespace.name": settings.namespace,
+        "fulcrum.cluster": settings.config.cluster,
+    }
+    if settings.pod_name:
+        resource["service.instance.id"] = resource["k8s.pod.name"] = settings.pod_name
+    return OtlpTracing(url=traces_url(wanted.endpoint), sampling_ratio=wanted.sampling_ratio, resource=resource)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -15,6 +15,7 @@ from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.internal_token import ENV_GATEWAY
 from fulcrum.api.names import Role
+from fulcrum.api.telemetry_types import endpoint_problem
 from fulcrum.gateway.worker_record import WorkerRecord
 
 _OWN_FILES: Final = 128
@@ -70,6 +71,8 @@ def read_settings(
             config = msgspec.json.decode(document, type=GatewayConfig)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{names.ENV_GATEWAY_CONFIG}: {error}") from error
+        if config.tracing is not None and (problem := endpoint_problem(config.tracing.endpoint)) is not None:
+            raise ConfigError(f"{names.ENV_GATEWAY_CONFIG}: tracing.endpoint: {problem}")
     elif static_workers and served_name:
         config = GatewayConfig(cluster="static", served_name=served_name, model=served_name)
     else:

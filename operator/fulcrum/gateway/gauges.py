@@ -16,6 +16,7 @@ from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.metrics.counts import counter, gauge
+from fulcrum.gateway.tracing.trace import Tracing
 from fulcrum.gateway.workers.prewarm import Prewarmer
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
@@ -31,6 +32,7 @@ class Scraped(Protocol):
     slow_readers: SlowReaders
     response_budget: ResponseBudget
     gateways: int
+    tracing: Tracing | None
 
     @property
     def watch_connected(self) -> bool:
@@ -81,6 +83,9 @@ def gauges(gateway: Scraped) -> Iterator[Metric]:
     )
     yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), gateway.prewarmer.pending)])
     yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), gateway.watch_connected)])
+    if gateway.tracing is not None:
+        spans = [((outcome,), number) for outcome, number in gateway.tracing.counts().items()]
+        yield counter("trace_spans", "Spans of traced requests.", ("outcome",), spans)
 
 
 def _admission(admission: AdmissionControl) -> Iterator[Metric]:

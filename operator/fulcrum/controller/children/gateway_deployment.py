@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from fulcrum.api.durations import seconds
-from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, TransferPrior
+from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, GatewayTracing, TransferPrior
 from fulcrum.api.gateway_types import Gateway, GatewayScaling, PrefixCacheScope
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_GATEWAY
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
@@ -62,6 +62,9 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         cors_origins=spec.gateway.cors.allowed_origins if spec.gateway.cors is not None else (),
         force_include_usage=_forces_usage(spec),
         media_domains=spec.engine.media_domains,
+        tracing=None
+        if (tracing := spec.telemetry.tracing) is None
+        else GatewayTracing(endpoint=tracing.endpoint, sampling_ratio=tracing.sampling_ratio),
     )
 
 

@@ -12,6 +12,7 @@ from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
+from fulcrum.gateway.tracing.trace import RequestTrace
 from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import Flight, Incoming
 
@@ -25,7 +26,7 @@ class Exchange:
     __slots__ = (
         "accused", "attempts", "broken", "deadline", "first_token_at", "flight", "fruitless", "held",
         "incoming", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "request",
-        "response", "route", "sink", "started_at", "stream", "stream_log", "tokens_before",
+        "response", "route", "sink", "started_at", "stream", "stream_log", "tokens_before", "trace",
     )  # fmt: skip
 
     def __init__(self, *, route: str, response: Response, started_at: float, deadline: float, qos_class: str) -> None:
@@ -66,6 +67,8 @@ class Exchange:
         self.output_tokens: int | None = None
         self.first_token_at = 0.0
         """Loop time; 0 while unknown."""
+        self.trace: RequestTrace | None = None
+        """None: no request is traced here."""
 
     def note_usage(self, usage: Usage | None, *, output: bool) -> None:
         """Take over what an engine reports."""

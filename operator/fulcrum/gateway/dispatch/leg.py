@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from math import inf
+from typing import Any
 
 from fulcrum.gateway.dispatch.blame import Blame
+from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.leg_failure import LegFailedError
+from fulcrum.gateway.dispatch.span_attributes import answer_attributes, leg_attributes
 from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import is_aborted
+from fulcrum.gateway.tracing.trace import RequestTrace
 from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 
 # A plain number: looking up a member of HTTPStatus costs half a microsecond.
@@ -28,30 +34,84 @@ class LegSender:
         self._metrics = metrics
         self._loop = loop
 
-    async def send(
+    def send(
         self,
         leg: str,
+        exchange: Exchange,
         rank: KnownRank,
         path: str,
-        request_id: bytes,
         body: bytes,
         *,
         headers: bytes = b"",
-        deadline: float,
         silence_seconds: float = inf,
         sink: StreamSink | None = None,
-    ) -> Answer:
+    ) -> Coroutine[Any, Any, Answer]:
         """The answer of `rank`, which may be an error of the client's. Raises LegFailedError.
 
-        `headers`: further lines of the request's head. `deadline`: loop time by which the answer must be complete.
-        Another worker is to try when it, or a stream's first byte, has not come for `silence_seconds`, in which its
-        worker has computed nothing either.
+        `headers`: further lines of the request's head, each ended by CRLF. The answer must be complete by the deadline
+        of `exchange`. Another worker is to try when it, or a stream's first byte,
+        has not come for `silence_seconds`, in which its worker has computed nothing either.
         """
+        trace = exchange.trace
+        if trace is None:
+            return self._send(
+                leg, exchange, rank, path, body, headers=headers, silence_seconds=silence_seconds, sink=sink
+            )
+        if not trace.sampled:
+            headers += trace.headers
+            return self._send(
+                leg, exchange, rank, path, body, headers=headers, silence_seconds=silence_seconds, sink=sink
+            )
+        return self._send_traced(
+            leg, trace, exchange, rank, path, body=body, headers=headers, silence_seconds=silence_seconds, sink=sink
+        )
+
+    async def _send_traced(
+        self,
+        leg: str,
+        trace: RequestTrace,
+        exchange: Exchange,
+        rank: KnownRank,
+        path: str,
+        *,
+        body: bytes,
+        headers: bytes,
+        silence_seconds: float,
+        sink: StreamSink | None,
+    ) -> Answer:
+        span = trace.leg(leg, leg_attributes(exchange, leg, rank))
+        began_at = self._loop.time()
+        try:
+            headers += span.headers
+            answer = await self._send(
+                leg, exchange, rank, path, body, headers=headers, silence_seconds=silence_seconds, sink=sink
+            )
+        except LegFailedError as failed:
+            span.end({}, failed.failure.value)
+            raise
+        except asyncio.CancelledError:
+            span.end({}, "cancelled")
+            raise
+        span.end(answer_attributes(answer, began_at), None if answer.status == _OK else str(answer.status))
+        return answer
+
+    async def _send(
+        self,
+        leg: str,
+        exchange: Exchange,
+        rank: KnownRank,
+        path: str,
+        body: bytes,
+        *,
+        headers: bytes,
+        silence_seconds: float,
+        sink: StreamSink | None,
+    ) -> Answer:
         worker = rank.worker
         if worker.changed_at is not None:
             self._metrics.role_change_lag_seconds.observe(self._loop.time() - worker.changed_at)
             worker.changed_at = None
-        request = rank.engine.request(path, request_id, body, headers)
+        request = rank.engine.request(path, exchange.response.request_id, body, headers)
         breaker = rank.state.health.breaker
         began_at, answers = self._loop.time(), breaker.answers
         if sink is None:
@@ -61,7 +121,7 @@ class LegSender:
             excuse = Excuse.NEVER if leg == "decode" else Excuse.IN_TURN
         try:
             answer = await rank.engine.exchange(
-                request, sink=sink, deadline=deadline, silence_seconds=silence_seconds, excuse=excuse
+                request, sink=sink, deadline=exchange.deadline, silence_seconds=silence_seconds, excuse=excuse
             )
         except UpstreamError as error:
             if sink is not None and sink.done:  # the client has all of it; what broke is the connection's end

@@ -66,8 +66,7 @@ class Legs:
         started_at = self._loop.time()
         body = request.prefill_body(self._prefill_left_seconds(exchange, prefill))
         answer = await self._sender.send(
-            "prefill", prefill, request.path, response.request_id, body, headers=request.engine_headers,
-            deadline=exchange.deadline,
+            "prefill", exchange, prefill, request.path, body, headers=request.engine_headers,
             silence_seconds=self._leg_deadlines.first_answer_seconds(exchange, prefill),
         )  # fmt: skip
         if answer.status != _OK:
@@ -133,8 +132,7 @@ class Legs:
         if exchange.accused and sink is not None:
             self._blame.convict_when_begun(exchange)
         answer = await self._sender.send(
-            leg, rank, request.path, response.request_id, body, headers=request.engine_headers,
-            deadline=exchange.deadline, sink=sink,
+            leg, exchange, rank, request.path, body, headers=request.engine_headers, sink=sink,
             silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, rank),
         )  # fmt: skip
         if exchange.accused and answer.status == _OK:

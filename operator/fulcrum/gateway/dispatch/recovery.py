@@ -213,10 +213,9 @@ class Recovery:
         return found
 
     async def _leg(self, exchange: Exchange, rank: KnownRank, path: str, body: bytes) -> bytes:
-        response = exchange.response
         predicted_seconds = exchange.flight.route.ttft_seconds if exchange.flight is not None else 0.0
         answer = await self._legs.send(
-            "resume", rank, path, response.request_id, body, deadline=exchange.deadline,
+            "resume", exchange, rank, path, body,
             silence_seconds=max(late_seconds(predicted_seconds), PROBE_SECONDS),
         )  # fmt: skip
         if answer.status != _OK:

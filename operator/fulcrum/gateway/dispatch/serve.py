@@ -15,12 +15,14 @@ from fulcrum.gateway.dispatch.accounting import Accounts
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.attempt import Attempts
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.span_attributes import operation, request_attributes
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request, read_tokenizing
 from fulcrum.gateway.openai.inference_request import RESPONSES_PATH, TOKENIZING_PATHS, InferenceRequest, ServedModel
+from fulcrum.gateway.tracing.trace import Tracing, failure_type
 from fulcrum.gateway.unhandled import describe
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
@@ -46,7 +48,9 @@ class Inference:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         access_log: bool,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._served = ServedModel(
             name=config.served_name, max_model_len=config.max_model_len, media_urls=bool(config.media_domains)
         )
@@ -74,6 +78,9 @@ class Inference:
             qos_class=self._classes.names[qos],
         )
         error: RequestError | None = None
+        if self._tracing is not None:
+            name = f"{operation(exchange.route)} {self._served.name}"
+            exchange.trace = self._tracing.begin(name, http_request.headers)
         try:
             key = exchange.key = http_request.require_key()
             qos = self._admission.class_of(key, http_request.headers)
@@ -125,6 +132,10 @@ class Inference:
                 if exchange.response.done:
                     error = None  # the client has the whole answer
             self._accounts.close(exchange, error)
+            if exchange.trace is not None and exchange.trace.sampled:
+                code = int(exchange.response.status) if error is None else error.status.value
+                attributes = request_attributes(exchange, self._served.name, code, error)
+                exchange.trace.end(attributes, failure_type(error))
         except Exception as crash:  # noqa: BLE001  the client's next requests come on the same connection
             request_id = exchange.response.request_id.decode()
             logger.error("account_crashed id=%s error=%s", request_id, describe(crash))  # noqa: TRY400

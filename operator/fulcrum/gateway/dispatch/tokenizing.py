@@ -43,9 +43,8 @@ class Tokenizing:
             response.path_headers = b"x-fulcrum-path: %b\r\n" % rank.name.encode()
             try:
                 answer = await self._sender.send(
-                    "tokenize", rank, exchange.route, response.request_id, body,
-                    deadline=exchange.deadline, silence_seconds=_SILENCE_SECONDS,
-                )  # fmt: skip
+                    "tokenize", exchange, rank, exchange.route, body, silence_seconds=_SILENCE_SECONDS
+                )
             except LegFailedError as failed:
                 self._blame.try_elsewhere(exchange, failed)
             else:

@@ -60,7 +60,7 @@ class ConnectionPool:
     def request(self, path: str, request_id: bytes, body: bytes, headers: bytes = b"") -> bytes:
         """A POST with a JSON body; it has no header of the client's but its request id.
 
-        Its Authorization is the cluster's own. `headers`: further lines, each begun by CRLF.
+        Its Authorization is the cluster's own. `headers`: further lines of its head, each ended by CRLF.
         """
         length = str(len(body)).encode()
         return b"".join(
@@ -69,8 +69,9 @@ class ConnectionPool:
                 path.encode(),
                 self._fixed_head,
                 request_id,
+                b"\r\n",
                 headers,
-                b"\r\ncontent-length: ",
+                b"content-length: ",
                 length,
                 b"\r\n\r\n",
                 body,

@@ -115,9 +115,9 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def engine_headers(self) -> bytes:
-        """Header lines for the engines, each begun by CRLF: Anthropic's API has no field for a priority."""
+        """Header lines for the engines, each ended by CRLF: Anthropic's API has no field for a priority."""
         priority = self.fields.get("priority") if self.path == MESSAGES_PATH else None
-        return b"" if priority is None else b"\r\nx-vllm-priority: %b" % bytes(priority)
+        return b"" if priority is None else b"x-vllm-priority: %b\r\n" % bytes(priority)
 
     def whole_body(self, ttft_seconds: float | None = None) -> bytes:
         """Body of a request in one leg; with `ttft_seconds` the engine restores a prefix within that time."""
