@@ -46,7 +46,7 @@ class FrontRoute(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class FrontRoutes(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The models, under `routes.json` in the fronts' ConfigMap. Fronts follow its changes without a restart."""
+    """The models and their clusters, made from the InferenceGateway. Fronts follow its changes without a restart."""
 
     models: tuple[FrontRoute, ...] = ()
     clusters: tuple[FrontCluster, ...] = ()
@@ -63,4 +63,4 @@ class FrontConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cors_origins: tuple[str, ...] = ()
     shutdown_grace_seconds: float = 120.0
     routes: FrontRoutes | None = None
-    """Instead of the ConfigMap, to run without Kubernetes."""
+    """Instead of the InferenceGateway, to run without Kubernetes."""

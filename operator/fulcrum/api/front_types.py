@@ -181,14 +181,19 @@ class FrontCondition(ApiStruct, frozen=True, kw_only=True):
     last_transition_time: Annotated[Time, Meta(description="When `status` last changed.")]
 
 
-class ModelStatus(ApiStruct, frozen=True, kw_only=True):
-    """What serves a model."""
+class ServingCluster(ApiStruct, frozen=True, kw_only=True):
+    """An InferenceCluster that requests can be sent to."""
 
-    name: Annotated[str, Meta(max_length=256, description="The model.")]
-    clusters: Annotated[
-        tuple[Annotated[str, Meta(max_length=128)], ...],
-        Meta(max_length=2 * _MAX_BACKENDS, description="Clusters that requests are sent to, as <namespace>/<name>."),
+    name: Annotated[str, Meta(max_length=128, description="The InferenceCluster, as <namespace>/<name>.")]
+    endpoint: Annotated[str, Meta(max_length=512, description="URL of its gateways.")]
+    served_name: Annotated[str, Meta(max_length=256, description="What its gateways take as `model`.")]
+    headers: Annotated[
+        tuple[Annotated[str, Meta(max_length=256)], ...],
+        Meta(max_length=64, description="Headers of clients that say the QoS class there, in lower case."),
     ] = ()
+    takes_keys: Annotated[
+        bool, Meta(description="It gets API keys that a front has checked: it is in the same namespace.")
+    ] = True
 
 
 class InferenceGatewayStatus(ApiStruct, frozen=True, kw_only=True):
@@ -204,11 +209,12 @@ class InferenceGatewayStatus(ApiStruct, frozen=True, kw_only=True):
     ready: Annotated[
         Annotated[str, Meta(max_length=32)] | None, Meta(description="Models that have a cluster, of all: `2/3`.")
     ] = None
-    models: Annotated[
-        tuple[ModelStatus, ...],
+    replicas: Annotated[Count, Meta(description="Fronts that share the limits.")] = 1
+    clusters: Annotated[
+        tuple[ServingCluster, ...],
         Meta(
-            max_length=MAX_MODELS,
-            description="What serves each model.",
+            max_length=MAX_MODELS * 2 * _MAX_BACKENDS,
+            description="Clusters that requests can be sent to. Fronts use no others.",
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ()

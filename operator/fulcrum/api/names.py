@@ -114,8 +114,8 @@ ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"
 """JSON of `api.gateway.GatewayConfig`."""
 ENV_FRONT_CONFIG: Final = "FULCRUM_FRONT_CONFIG"
 """JSON of `api.front.FrontConfig`."""
-FRONT_ROUTES_KEY: Final = "routes.json"
-"""Key of a front's ConfigMap: JSON of `api.front.FrontRoutes`."""
+FRONT_KEYS_PATH: Final = "/etc/fulcrum/api-keys"
+"""Where the Secrets with API keys are mounted in a front, each in a folder of its name."""
 VOLUME_API_KEYS: Final = "api-keys"
 """Volume of a gateway with API keys."""
 ENV_GROUP_LEADER: Final = "LWS_LEADER_ADDRESS"
@@ -171,7 +171,7 @@ def gateway_name(cluster: str) -> str:
 
 
 def front_name(inference_gateway: str) -> str:
-    """Name of everything that an InferenceGateway owns: Deployment, Service, ConfigMap, role, budget."""
+    """Name of everything that an InferenceGateway owns: Deployment, Service, role, budget."""
     return f"{inference_gateway}-front"
 
 

@@ -123,9 +123,9 @@ class Front:
         if settings.config.routes is not None:
             self.change(settings.config.routes)
         else:
-            from fulcrum.gateway.front.routes_watch import watch_front_routes
+            from fulcrum.gateway.front.object_watch import watch_object
 
-            self._spawn(watch_front_routes(settings, self.change))
+            self._spawn(watch_object(settings, self.change))
         self._spawn(self._sweep())
         self._spawn(self._reload())
         listener = listen(settings.host, settings.port)
