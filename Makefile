@@ -57,7 +57,7 @@ dockerfiles:
 	@echo "[check] Dockerfiles" && $(BIN)/hadolint Dockerfile worker_image/Dockerfile worker_image/Dockerfile.rocm
 
 generated:
-	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/fulcrum crd --kind InferenceScale --check crds/fulcrum.dev_inferencescales.yaml && $(BIN)/python charts/generate.py --check
+	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/fulcrum crd --kind InferenceScale --check crds/fulcrum.dev_inferencescales.yaml && $(BIN)/fulcrum crd --kind InferenceGateway --check crds/fulcrum.dev_inferencegateways.yaml && $(BIN)/python charts/generate.py --check
 
 documentation:
 	@echo "[check] documentation" && sh requirements/tool.sh mkdocs && NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
@@ -97,8 +97,10 @@ bench: install  ## The benchmarks that back a claim (the last two start real eng
 generate: install  ## Rewrite generated files
 	$(BIN)/fulcrum crd > crds/fulcrum.dev_inferenceclusters.yaml
 	$(BIN)/fulcrum crd --kind InferenceScale > crds/fulcrum.dev_inferencescales.yaml
+	$(BIN)/fulcrum crd --kind InferenceGateway > crds/fulcrum.dev_inferencegateways.yaml
 	$(BIN)/fulcrum crd --docs > docs/reference/inferencecluster.md
 	$(BIN)/fulcrum crd --docs --kind InferenceScale > docs/reference/inferencescale.md
+	$(BIN)/fulcrum crd --docs --kind InferenceGateway > docs/reference/inferencegateway.md
 	$(BIN)/fulcrum gateway --openapi > docs/reference/openapi.json
 	$(BIN)/python charts/generate.py
 

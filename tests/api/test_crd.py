@@ -10,13 +10,21 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from fulcrum.api.crd import DEFINITIONS, INFERENCE_SCALE, Definition, custom_resource_definition, root_schema
+from fulcrum.api.crd import (
+    DEFINITIONS,
+    INFERENCE_GATEWAY,
+    INFERENCE_SCALE,
+    Definition,
+    custom_resource_definition,
+    root_schema,
+)
 from fulcrum.api.reasons import Reason
 from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.cli.crd import command
 
 _ROOT = Path(__file__).parents[2]
 _SCALE = "scale:"
+_FRONT = "front:"
 
 
 def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -28,9 +36,13 @@ def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, An
             yield from _walk(f"{path}[]", schema[keyword])
 
 
-_FIELDS = dict(_walk("", root_schema())) | dict(_walk(_SCALE, root_schema(INFERENCE_SCALE)))
-"""Fields of InferenceCluster, and those of InferenceScale behind a word of their own."""
-_SPEC_FIELDS = {path: field for path, field in _FIELDS.items() if path.removeprefix(_SCALE).startswith(".spec")}
+_FIELDS = {
+    **dict(_walk("", root_schema())),
+    **dict(_walk(_SCALE, root_schema(INFERENCE_SCALE))),
+    **dict(_walk(_FRONT, root_schema(INFERENCE_GATEWAY))),
+}
+"""Fields of InferenceCluster, and those of the other kinds behind a word of their own."""
+_SPEC_FIELDS = {path: field for path, field in _FIELDS.items() if path.rpartition(":")[2].startswith(".spec")}
 
 
 @pytest.mark.parametrize("of", DEFINITIONS.values(), ids=DEFINITIONS)

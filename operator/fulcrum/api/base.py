@@ -33,6 +33,9 @@ ObjectName = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="Object name.")
 ]
 """Name of another Kubernetes object in the same namespace."""
+NamespaceName = Annotated[
+    str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="Namespace.")
+]
 ConfigMapKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 """Key of a ConfigMap's `data`, as Kubernetes has it."""
 Image = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^[^\s]+$")]

@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from fulcrum.api import names
 from fulcrum.api.base import ApiStruct, Rules
+from fulcrum.api.front_types import InferenceGateway
 from fulcrum.api.objects import to_dict
 from fulcrum.api.scale_types import InferenceScale
 from fulcrum.api.types import InferenceCluster
@@ -66,6 +67,13 @@ _SCALE_COLUMNS: Final[tuple[Column, ...]] = (
     ("Limited", "string", '.status.conditions[?(@.type=="Limited")].reason', 1, "Whether bounds change the number."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since the object was made."),
 )
+_FRONT_COLUMNS: Final[tuple[Column, ...]] = (
+    ("Models", "string", ".status.ready", 0, "Models that have a cluster, of all."),
+    ("Available", "string", '.status.conditions[?(@.type=="Available")].status', 0, "Whether all models are served."),
+    ("Degraded", "string", '.status.conditions[?(@.type=="Degraded")].reason', 0, "What is wrong, if anything."),
+    ("Endpoint", "string", ".status.endpoint", 1, "URL of all models."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since the object was made."),
+)
 
 INFERENCE_CLUSTER: Final = Definition(
     type=InferenceCluster,
@@ -92,7 +100,16 @@ INFERENCE_SCALE: Final = Definition(
         },
     },
 )
-DEFINITIONS: Final = {each.kind: each for each in (INFERENCE_CLUSTER, INFERENCE_SCALE)}
+INFERENCE_GATEWAY: Final = Definition(
+    type=InferenceGateway,
+    kind=names.FRONT_KIND,
+    plural=names.FRONT_PLURAL,
+    singular=names.FRONT_SINGULAR,
+    short_name=names.FRONT_SHORT_NAME,
+    columns=_FRONT_COLUMNS,
+    subresources={"status": {}},
+)
+DEFINITIONS: Final = {each.kind: each for each in (INFERENCE_CLUSTER, INFERENCE_SCALE, INFERENCE_GATEWAY)}
 
 
 def custom_resource_definition(of: Definition = INFERENCE_CLUSTER) -> JsonObject:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 from msgspec import Meta
 
-from fulcrum.api.base import ApiStruct, Image, ObjectName, PositiveDuration, Quantity, Rules, rule
+from fulcrum.api.base import ApiStruct, Image, NamespaceName, ObjectName, PositiveDuration, Quantity, Rules, rule
 from fulcrum.api.cors_types import Cors
 from fulcrum.api.pod_types import LABEL_PART, LabelKey, ResourceAmounts
 
@@ -201,8 +201,8 @@ class Toleration(ApiStruct, frozen=True, kw_only=True):
     )
 
 
-class Gateway(ApiStruct, frozen=True, kw_only=True):
-    """The OpenAI-compatible endpoint."""
+class GatewayPods(ApiStruct, frozen=True, kw_only=True):
+    """Processes that answer clients: how many, what one request may take, how they are reached, and where they run."""
 
     replicas: Annotated[
         int,
@@ -212,16 +212,12 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
         GatewayScaling,
         Meta(
             description="What sets the number of gateways. Fixed: replicas. External: a HorizontalPodAutoscaler or "
-            "KEDA that scales Deployment <name>-gateway, beginning with replicas; the operator keeps what it finds."
+            "KEDA that scales their Deployment, beginning with replicas; the operator keeps what it finds."
         ),
     ] = GatewayScaling.FIXED
     image: Annotated[Image | None, Meta(description="Gateway image; default: that of the operator's own release.")] = (
         None
     )
-    auth: Annotated[
-        GatewayAuth | None,
-        Meta(description="API keys; absent: no authentication."),
-    ] = None
     request_timeout: Annotated[
         PositiveDuration,
         Meta(
@@ -236,13 +232,6 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
             "balancer in front."
         ),
     ] = DEFAULT_IDLE_TIMEOUT
-    heartbeat: Annotated[
-        PositiveDuration | None,
-        Meta(
-            description="A stream that waits for its first token gets an SSE comment this often, at least 1s, so that "
-            "no balancer cuts it; its status is then 200 before an engine answered. Absent: none."
-        ),
-    ] = None
     cors: Annotated[Cors | None, Meta(description="Web pages that may ask; absent: none.")] = None
     max_body_size: Annotated[
         Quantity,
@@ -281,11 +270,40 @@ class Gateway(ApiStruct, frozen=True, kw_only=True):
             "idleTimeout must not be longer than 24h",
         ),
         rule(
-            "!has(self.heartbeat) || duration(self.heartbeat) >= duration('1s')",
-            "heartbeat must not be shorter than 1s",
-        ),
-        rule(
             f"quantity(self.maxBodySize).compareTo(quantity('{_MAX_BODY_SIZE}')) <= 0",
             f"maxBodySize must not be above {_MAX_BODY_SIZE}: a gateway holds bodies in memory",
+        ),
+    )
+
+
+class Gateway(GatewayPods, frozen=True, kw_only=True):
+    """The OpenAI-compatible endpoint."""
+
+    auth: Annotated[
+        GatewayAuth | None,
+        Meta(description="API keys; absent: no authentication."),
+    ] = None
+    heartbeat: Annotated[
+        PositiveDuration | None,
+        Meta(
+            description="A stream that waits for its first token gets an SSE comment this often, at least 1s, so that "
+            "no balancer cuts it; its status is then 200 before an engine answered. Absent: none."
+        ),
+    ] = None
+    allowed_namespaces: Annotated[
+        tuple[NamespaceName, ...],
+        Meta(
+            max_length=_MAX_ENTRIES,
+            description="Other namespaces whose InferenceGateways may send requests to this cluster; empty: none. An "
+            "InferenceGateway of this namespace always may.",
+            extra_json_schema={"x-kubernetes-list-type": "set"},
+        ),
+    ] = ()
+
+    rules: ClassVar[Rules] = (
+        *GatewayPods.rules,
+        rule(
+            "!has(self.heartbeat) || duration(self.heartbeat) >= duration('1s')",
+            "heartbeat must not be shorter than 1s",
         ),
     )

@@ -19,12 +19,19 @@ SCALE_PLURAL: Final = "inferencescales"
 SCALE_SINGULAR: Final = "inferencescale"
 SCALE_SHORT_NAME: Final = "isc"
 
+FRONT_KIND: Final = "InferenceGateway"
+FRONT_PLURAL: Final = "inferencegateways"
+FRONT_SINGULAR: Final = "inferencegateway"
+FRONT_SHORT_NAME: Final = "ig"
+
 FIELD_MANAGER: Final = "fulcrum-controller"
 """Field manager of everything that the controller applies."""
 
 LABEL_PROMETHEUS_ACCESS: Final = f"{GROUP}/prometheus-access"
 """With the value `true` on a Secret: the operator may send what is in it to the server that a spec names."""
 LABEL_CLUSTER: Final = f"{GROUP}/cluster"
+LABEL_FRONT: Final = f"{GROUP}/inference-gateway"
+"""On what belongs to an InferenceGateway: its name."""
 LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_ACCELERATOR: Final = f"{GROUP}/accelerator"
@@ -74,6 +81,8 @@ COMPONENT_WORKER: Final = "worker"
 COMPONENT_FOLLOWER: Final = "follower"
 """A Pod of a worker on several nodes that only has part of its GPUs: nothing is sent to it."""
 COMPONENT_GATEWAY: Final = "gateway"
+COMPONENT_FRONT: Final = "front"
+"""Pods of an InferenceGateway."""
 COMPONENT_OPERATOR: Final = "operator"
 
 TTFT_PARAM: Final = "ttft_seconds"
@@ -104,6 +113,10 @@ ENV_WORKER_CONFIG: Final = "FULCRUM_WORKER_CONFIG"
 """JSON of `api.worker.WorkerConfig`."""
 ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"
 """JSON of `api.gateway.GatewayConfig`."""
+ENV_FRONT_CONFIG: Final = "FULCRUM_FRONT_CONFIG"
+"""JSON of `api.front.FrontConfig`."""
+FRONT_KEYS_PATH: Final = "/etc/fulcrum/api-keys"
+"""Where the Secrets with API keys are mounted in a front, each in a folder of its name."""
 VOLUME_API_KEYS: Final = "api-keys"
 """Volume of a gateway with API keys."""
 ENV_GROUP_LEADER: Final = "LWS_LEADER_ADDRESS"
@@ -156,6 +169,11 @@ def leader_name(group: str) -> str:
 def gateway_name(cluster: str) -> str:
     """Name of the gateway's Deployment, Service, ServiceAccount, Role, RoleBinding and budget."""
     return f"{cluster}-gateway"
+
+
+def front_name(inference_gateway: str) -> str:
+    """Name of everything that an InferenceGateway owns: Deployment, Service, role, budget."""
+    return f"{inference_gateway}-front"
 
 
 def workers_budget_name(cluster: str) -> str:

@@ -1,4 +1,4 @@
-"""InferenceCluster objects between JSON-like values and typed ones."""
+"""Objects of our kinds between JSON-like values and typed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from fulcrum.api.errors import InvalidValueError
-from fulcrum.api.names import API_VERSION, KIND, SHORT_NAME
+from fulcrum.api.front_types import InferenceGateway, InferenceGatewaySpec, InferenceGatewayStatus
+from fulcrum.api.names import API_VERSION, FRONT_KIND, FRONT_SHORT_NAME, KIND, SHORT_NAME
 from fulcrum.api.types import InferenceCluster, InferenceClusterSpec, InferenceClusterStatus, ObjectMeta
 
 _T = TypeVar("_T")
@@ -26,20 +27,37 @@ def load_inference_cluster(document: dict[str, Any]) -> InferenceCluster:
     Defaults are filled in, unknown fields are ignored, and a null counts as absent, as the API server has it. A status
     that cannot be read (another version wrote it) is left empty: the operator writes it anew as a whole.
     """
-    for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+    _check_kind(document, KIND)
+    return InferenceCluster(
+        metadata=_convert("metadata", document, ObjectMeta, SHORT_NAME),
+        spec=_convert("spec", document, InferenceClusterSpec, SHORT_NAME),
+        status=_status(document, InferenceClusterStatus),
+    )
+
+
+def load_inference_gateway(document: dict[str, Any]) -> InferenceGateway:
+    """As `load_inference_cluster`, of an InferenceGateway."""
+    _check_kind(document, FRONT_KIND)
+    return InferenceGateway(
+        metadata=_convert("metadata", document, ObjectMeta, FRONT_SHORT_NAME),
+        spec=_convert("spec", document, InferenceGatewaySpec, FRONT_SHORT_NAME),
+        status=_status(document, InferenceGatewayStatus),
+    )
+
+
+def _check_kind(document: dict[str, Any], kind: str) -> None:
+    for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
         if document.get(field) != expected:
             raise InvalidValueError(
-                field=field, value=document.get(field), problem=f"is not that of an {KIND}", fix=f"write {expected}"
+                field=field, value=document.get(field), problem=f"is not that of an {kind}", fix=f"write {expected}"
             )
+
+
+def _status(document: dict[str, Any], kind: type[_T]) -> _T:
     try:
-        status = _convert("status", document, InferenceClusterStatus)
+        return _convert("status", document, kind, "")
     except InvalidValueError:
-        status = InferenceClusterStatus()
-    return InferenceCluster(
-        metadata=_convert("metadata", document, ObjectMeta),
-        spec=_convert("spec", document, InferenceClusterSpec),
-        status=status,
-    )
+        return kind()
 
 
 def to_dict(value: Any) -> Any:
@@ -73,7 +91,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]
     return msgspec.structs.fields(kind)
 
 
-def _convert(field: str, document: dict[str, Any], kind: type[_T]) -> _T:
+def _convert(field: str, document: dict[str, Any], kind: type[_T], short_name: str) -> _T:
     part = document.get(field) or {}
     try:
         return msgspec.convert(_without_nulls(part), kind)
@@ -85,7 +103,7 @@ def _convert(field: str, document: dict[str, Any], kind: type[_T]) -> _T:
             field=full_path,
             value=_value_at(part, path),
             problem=f"does not fit ({_WHERE.sub('', str(error))})",
-            fix=f"see `kubectl explain {SHORT_NAME}.{_INDEX.sub('', full_path)}`",
+            fix=f"see `kubectl explain {short_name}.{_INDEX.sub('', full_path)}`",
         ) from error
 
 

@@ -49,6 +49,10 @@ class Reason(StrEnum):
     OBSERVING = "Observing"
     WITHIN_BOUNDS = "WithinBounds"
     OUT_OF_BOUNDS = "OutOfBounds"
+    CLUSTER_MISSING = "ClusterMissing"
+    CLUSTER_NOT_READY = "ClusterNotReady"
+    NOT_GRANTED = "NotGranted"
+    KEYS_NOT_PASSED = "KeysNotPassed"
 
     # Actions and events.
     WORKER_CREATED = "WorkerCreated"

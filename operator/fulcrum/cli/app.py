@@ -28,9 +28,10 @@ _COMMANDS: Final = {
     "plan": ("fulcrum.cli.plan", "Find which GPUs form workers, in which role and parallelism."),
     "operator": ("fulcrum.cli.operator", "Run the operator against a Kubernetes API server."),
     "gateway": ("fulcrum.cli.gateway", "Run a gateway."),
+    "front": ("fulcrum.cli.front", "Run a front: many models behind one address."),
     "apiserver": ("fulcrum.cli.apiserver", "Run the embedded Kubernetes API server alone."),
     "kubelet": ("fulcrum.cli.kubelet", "Run Pods as processes of this machine."),
-    "crd": ("fulcrum.cli.crd", "Print the CustomResourceDefinition of InferenceCluster."),
+    "crd": ("fulcrum.cli.crd", "Print the CustomResourceDefinitions."),
 }
 
 

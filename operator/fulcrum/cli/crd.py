@@ -10,7 +10,7 @@ import click
 @click.command()
 @click.option(
     "--kind",
-    type=click.Choice(["InferenceCluster", "InferenceScale"]),
+    type=click.Choice(["InferenceCluster", "InferenceScale", "InferenceGateway"]),
     default="InferenceCluster",
     show_default=True,
     help="Kind that is defined.",

@@ -115,12 +115,13 @@ class ChildSync:
 def why_taken(live: Manifest, child: Manifest) -> str:
     """Return what owns the object with the name of `child`, and what to do."""
     kind, name = key_of(child)
-    owner = child["metadata"]["ownerReferences"][0]["name"]
-    if is_of_namesake(live["metadata"], owner):
+    owner = child["metadata"]["ownerReferences"][0]
+    if is_of_namesake(live["metadata"], owner["name"], owner["kind"]):
         return (
-            f"{kind} {name} belongs to an earlier InferenceCluster {owner} and is removed with it; this takes a moment."
+            f"{kind} {name} belongs to an earlier {owner['kind']} {owner['name']} and is removed with it; this takes a "
+            "moment."
         )
     return (
-        f"{kind} {name} exists and does not belong to this InferenceCluster, so it is left alone: rename or delete it "
-        f"(kubectl delete {kind.lower()} {name}), or give the InferenceCluster another name."
+        f"{kind} {name} exists and does not belong to this {owner['kind']}, so it is left alone: rename or delete it "
+        f"(kubectl delete {kind.lower()} {name}), or give the {owner['kind']} another name."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 
-from fulcrum.api.names import API_VERSION, FIELD_MANAGER, KIND
+from fulcrum.api.names import API_VERSION, FIELD_MANAGER
 from fulcrum.api.reasons import Reason
 from fulcrum.balance import CreateWorker, DeleteWorker, PlanEvent, SetRole, StartDrain
 from fulcrum.controller.apply import Done
@@ -68,7 +68,7 @@ def _event(
         "metadata": {"name": f"{owner.name}.{digest}", "namespace": owner.namespace},
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": owner.kind,
             "name": owner.name,
             "namespace": owner.namespace,
             "uid": owner.uid,

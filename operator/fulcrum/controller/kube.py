@@ -7,7 +7,16 @@ from http import HTTPStatus
 from typing import Final, TypeVar
 
 from fulcrum import kube
-from fulcrum.api.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL, SCALE_KIND, SCALE_PLURAL
+from fulcrum.api.names import (
+    API_VERSION,
+    FIELD_MANAGER,
+    FRONT_KIND,
+    FRONT_PLURAL,
+    KIND,
+    PLURAL,
+    SCALE_KIND,
+    SCALE_PLURAL,
+)
 from fulcrum.controller.metrics import Metrics
 from fulcrum.kube import ApiError, ApiFailure, Json, Key, Resource
 
@@ -21,6 +30,7 @@ RBAC: Final = "rbac.authorization.k8s.io/v1"
 
 INFERENCE_CLUSTER: Final = Resource(api_version=API_VERSION, kind=KIND, plural=PLURAL)
 INFERENCE_SCALE: Final = Resource(api_version=API_VERSION, kind=SCALE_KIND, plural=SCALE_PLURAL)
+INFERENCE_GATEWAY: Final = Resource(api_version=API_VERSION, kind=FRONT_KIND, plural=FRONT_PLURAL)
 POD: Final = Resource(api_version="v1", kind="Pod", plural="pods")
 EVENT: Final = Resource(api_version="v1", kind="Event", plural="events")
 SERVICE: Final = Resource(api_version="v1", kind="Service", plural="services")

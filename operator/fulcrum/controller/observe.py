@@ -263,13 +263,13 @@ def is_owned(metadata: Manifest, owner_uid: str) -> bool:
     return any(owner.get("uid") == owner_uid for owner in metadata.get("ownerReferences") or [])
 
 
-def is_of_namesake(metadata: Manifest, name: str) -> bool:
-    """Report whether an object belongs to an InferenceCluster of this name: ours, or an earlier one.
+def is_of_namesake(metadata: Manifest, name: str, kind: str = KIND) -> bool:
+    """Report whether an object belongs to an owner of this name (and kind): ours, or an earlier one.
 
     What an earlier one left is on its way out, even before the garbage collector says so.
     """
     owners = metadata.get("ownerReferences") or []
-    return any(owner.get("kind") == KIND and owner.get("name") == name for owner in owners)
+    return any(owner.get("kind") == kind and owner.get("name") == name for owner in owners)
 
 
 def _is_ours(metadata: Manifest, cluster: InferenceCluster) -> bool:

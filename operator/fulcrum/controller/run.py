@@ -14,6 +14,7 @@ from typing import Final
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.dashboard_source import WAITING, OperatorSource
+from fulcrum.controller.fronts import Fronts
 from fulcrum.controller.health import serve_health
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.intake import Intake
@@ -123,6 +124,9 @@ class _Acting:
         self._reconciler = Reconciler(
             kube, self._caches, agents, self._watches, metrics, identity=identity, installation=installation, now=_now
         )
+        self._fronts = Fronts(
+            kube, self._caches, self._namespaces, identity=identity, installation=installation, now=_now
+        )
         self._queue: KeyedQueue[ClusterKey] = KeyedQueue(self._reconcile, jitter=random.random)
 
     def _changed(self, key: ClusterKey, wake: Wake = Wake.EVENT) -> None:
@@ -132,6 +136,7 @@ class _Acting:
         elif wake is Wake.EVENT and not self._reconciler.serves(key):
             wake = Wake.NEW
         self._queue.add(key, wake)
+        self._fronts.cluster_changed(key)
 
     def _measured(self, key: ClusterKey) -> None:
         self._queue.add(key, Wake.TIMER)
@@ -155,13 +160,14 @@ class _Acting:
             showing = [asyncio.create_task(source.show(self._board), name="dashboard")]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         listening = asyncio.create_task(Intake(self._namespaces, self._changed).run(), name="intake")
-        tasks = {working, watching, listening, stopping}
+        fronting = asyncio.create_task(self._fronts.run(stop), name="fronts")
+        tasks = {working, watching, listening, stopping, fronting}
         try:
             # None of them ends by itself but by a defect, which must not go unseen.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # What was begun is finished: a decision without its event and status would be hard to understand.
             self._queue.stop()
-            await asyncio.wait({working}, timeout=STOP_SECONDS)
+            await asyncio.wait({working, fronting}, timeout=STOP_SECONDS)
             await self._watches.stop()
         finally:
             for task in (*tasks, *showing):

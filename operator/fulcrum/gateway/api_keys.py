@@ -82,10 +82,44 @@ class _Bucket:
         self._left -= amount
 
 
-class ApiKey:
-    """One key. Its buckets are this gateway's part of the limits."""
+class Allowance:
+    """One gateway's part of what may be asked for in a minute; None is no limit."""
 
-    __slots__ = ("_document", "_requests", "_tokens", "class_name", "classes", "digest", "name")
+    __slots__ = ("_requests", "_tokens")
+
+    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None, gateways: int) -> None:
+        self._requests = None if requests_per_minute is None else _Bucket(requests_per_minute, gateways)
+        self._tokens = None if tokens_per_minute is None else _Bucket(tokens_per_minute, gateways)
+
+    def share(self, gateways: int, now: float) -> None:
+        """So many gateways share it from now on."""
+        for bucket in (self._requests, self._tokens):
+            if bucket is not None:
+                bucket.share(gateways, now)
+
+    def wait_seconds(self, tokens: float, now: float) -> float:
+        """Time until a request of so many tokens may come; 0: now."""
+        return max(
+            0.0 if self._requests is None else self._requests.wait_seconds(1.0, now),
+            0.0 if self._tokens is None else self._tokens.wait_seconds(tokens, now),
+        )
+
+    def take(self, tokens: float) -> None:
+        """Count a request of so many tokens."""
+        if self._requests is not None:
+            self._requests.take(1.0)
+        self.correct(tokens)
+
+    def correct(self, tokens: float) -> None:
+        """A request came to so many tokens more than it was counted for (or fewer, when negative)."""
+        if self._tokens is not None:
+            self._tokens.take(tokens)
+
+
+class ApiKey:
+    """One key, with this gateway's part of its limits."""
+
+    __slots__ = ("_allowance", "_document", "class_name", "classes", "digest", "name")
 
     def __init__(self, name: str, document: _Document, gateways: int) -> None:
         self.name = name
@@ -95,15 +129,11 @@ class ApiKey:
         self.classes = frozenset(document.classes)
         """Classes that its requests may name in a header."""
         self._document = document
-        requests, tokens = document.requests_per_minute, document.tokens_per_minute
-        self._requests = None if requests is None else _Bucket(requests, gateways)
-        self._tokens = None if tokens is None else _Bucket(tokens, gateways)
+        self._allowance = Allowance(document.requests_per_minute, document.tokens_per_minute, gateways)
 
     def share(self, gateways: int, now: float) -> None:
         """So many gateways share its limits from now on."""
-        for bucket in (self._requests, self._tokens):
-            if bucket is not None:
-                bucket.share(gateways, now)
+        self._allowance.share(gateways, now)
 
     def cache_salt(self, wanted: bytes) -> bytes:
         """A JSON string with which an engine's prefix cache tells this key's prompts from those of other keys.
@@ -118,20 +148,14 @@ class ApiKey:
 
     def charge(self, tokens: float, now: float) -> None:
         """Count a request of so many tokens. Raises RequestError (429) when that is over a limit."""
-        wait_seconds = max(
-            0.0 if self._requests is None else self._requests.wait_seconds(1.0, now),
-            0.0 if self._tokens is None else self._tokens.wait_seconds(tokens, now),
-        )
+        wait_seconds = self._allowance.wait_seconds(tokens, now)
         if wait_seconds > 0:
             raise rejected(Reason.RATE_LIMITED, wait_seconds)
-        if self._requests is not None:
-            self._requests.take(1.0)
-        self.correct(tokens)
+        self._allowance.take(tokens)
 
     def correct(self, tokens: float) -> None:
         """A request came to so many tokens more than it was charged for (or fewer, when negative)."""
-        if self._tokens is not None:
-            self._tokens.take(tokens)
+        self._allowance.correct(tokens)
 
     def same(self, other: ApiKey) -> bool:
         """Whether nothing about it has changed, so that its buckets can go on."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
@@ -20,9 +19,10 @@ from fulcrum.gateway.config import Settings, raise_file_limit
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.routes import Routes
 from fulcrum.gateway.dispatch.serve import Inference
-from fulcrum.gateway.errors import RequestError, shutting_down
+from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.gauges import gauges
 from fulcrum.gateway.http.budget import Budget
+from fulcrum.gateway.http.clients import BACKLOG, drain, listen, sweep
 from fulcrum.gateway.http.connection import ClientConnection
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.internal_server import InternalServer
@@ -46,11 +46,7 @@ logger = logging.getLogger(__name__)
 
 _ARRIVING_BYTES: Final = 256 * 1024 * 1024
 """Most bytes of all requests together, heads included, that are still arriving."""
-_BACKLOG: Final = 2048
 _SWEEP_SECONDS: Final = 0.25
-_KERNEL_UNSENT_BYTES: Final = 64 * 1024
-"""Bytes of an answer that the kernel keeps before it can send them: by default megabytes, for a client that does not
-read."""
 
 
 class Gateway:
@@ -195,10 +191,10 @@ class Gateway:
         self._spawn(self._prefixes.run())
         if self.admission.keys is not None:
             self._spawn(self._reload(self.admission.keys))
-        listener = _listen(settings.host, settings.port)
+        listener = listen(settings.host, settings.port)
         self.port = listener.getsockname()[1]
         self._server = await self._loop.create_server(
-            lambda: ClientConnection(self, self._loop), sock=listener, backlog=_BACKLOG
+            lambda: ClientConnection(self, self._loop), sock=listener, backlog=BACKLOG
         )
         self.inside_port = await self._inside.start(settings.host, settings.inside_port)
         logger.info(
@@ -215,18 +211,8 @@ class Gateway:
         await asyncio.sleep(self.settings.lame_duck_seconds)
         if self._server is not None:
             self._server.close()
-        deadline = self._loop.time() + self.settings.config.shutdown_grace_seconds
-        while self.connections and self._loop.time() < deadline:
-            for connection in [connection for connection in self.connections if connection.idle]:
-                connection.close()
-            await asyncio.sleep(0.05)
-        for connection in list(self.connections):
-            connection.cancel(shutting_down())
-        if self.connections:
-            logger.warning("gateway_grace_over connections=%d", len(self.connections))
-            await asyncio.sleep(0.2)  # lets the last error events leave
-        for connection in list(self.connections):
-            connection.abort()
+        if left := await drain(self.places, self.settings.config.shutdown_grace_seconds):
+            logger.warning("gateway_grace_over connections=%d", left)
         self._inside.close()
         for task in self._tasks:
             task.cancel()
@@ -258,16 +244,9 @@ class Gateway:
         while True:
             await asyncio.sleep(every_seconds)
             now = self._loop.time()
-            self._sweep_clients(now)
+            sweep(self.places, now)
             self.slow_readers.sweep(now, self.response_budget)
             self.registry.sweep(now)
-
-    def _sweep_clients(self, now: float) -> None:
-        # A function of its own: the variable of a loop in `_sweep` would keep the last connection in memory.
-        for connection in [connection for connection in self.connections if connection.deadline < now]:
-            connection.expire()
-        for connection in list(self.places.unread):
-            connection.look_for_client()
 
 
 def _labels(settings: Settings) -> dict[str, str]:
@@ -292,14 +271,6 @@ def _tracing(settings: Settings) -> Tracing | None:
     if settings.pod_name:
         resource["service.instance.id"] = resource["k8s.pod.name"] = settings.pod_name
     return OtlpTracing(url=traces_url(wanted.endpoint), sampling_ratio=wanted.sampling_ratio, resource=resource)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket, whose options its connections inherit."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES)
-    return listener
 
 
 def _report(task: asyncio.Task[None]) -> None:

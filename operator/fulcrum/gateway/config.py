@@ -83,7 +83,7 @@ def read_settings(
         config = msgspec.structs.replace(config, served_name=served_name)
     return Settings(
         config=config,
-        host=host or _listen_address(environment.get(names.ENV_POD_IP)),
+        host=host or listen_address(environment.get(names.ENV_POD_IP)),
         port=names.PORT_GATEWAY if port is None else port,
         inside_port=(0 if static_workers else names.PORT_GATEWAY_INSIDE) if inside_port is None else inside_port,
         token=_token(environment.get(ENV_GATEWAY)),
@@ -106,7 +106,7 @@ def _token(text: str | None) -> str | None:
     return text
 
 
-def _listen_address(pod_ip: str | None) -> str:
+def listen_address(pod_ip: str | None) -> str:
     """Every address of a Pod, or `kubectl port-forward`, which comes by its loopback, would reach no listener.
 
     Pods of a process kubelet have a loopback address each and share the machine: no other address is theirs.

@@ -11,15 +11,16 @@ def workers_budget(owner: Owner, least_available: int) -> Manifest:
 
     As a least number, because Kubernetes takes a most number of absent Pods only where the owner can be scaled.
     """
-    return _budget(owner, workers_budget_name(owner.name), WORKER, {"minAvailable": least_available})
+    return budget_of(owner, workers_budget_name(owner.name), WORKER, {"minAvailable": least_available})
 
 
 def gateway_budget(owner: Owner) -> Manifest:
     """Return the budget of the gateways: one at a time, also where there is only one (a node must drain)."""
-    return _budget(owner, gateway_name(owner.name), GATEWAY, {"maxUnavailable": 1})
+    return budget_of(owner, gateway_name(owner.name), GATEWAY, {"maxUnavailable": 1})
 
 
-def _budget(owner: Owner, name: str, component: str, bound: dict[str, int]) -> Manifest:
+def budget_of(owner: Owner, name: str, component: str, bound: dict[str, int]) -> Manifest:
+    """Return the budget of a component."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -9,7 +9,7 @@ import msgspec
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, GatewayTracing, TransferPrior
-from fulcrum.api.gateway_types import Gateway, GatewayScaling, PrefixCacheScope
+from fulcrum.api.gateway_types import GatewayPods, GatewayScaling, PrefixCacheScope
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_GATEWAY
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.objects import without_defaults
@@ -57,7 +57,7 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         ),
         salt_prefixes=spec.gateway.auth is not None and spec.gateway.auth.prefix_cache is PrefixCacheScope.PER_KEY,
         api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
-        limits=_limits(spec.gateway),
+        limits=gateway_limits(spec.gateway),
         heartbeat_seconds=None if spec.gateway.heartbeat is None else seconds(spec.gateway.heartbeat),
         cors_origins=spec.gateway.cors.allowed_origins if spec.gateway.cors is not None else (),
         force_include_usage=_forces_usage(spec),
@@ -87,7 +87,8 @@ def _forces_usage(spec: InferenceClusterSpec) -> bool:
     return forced
 
 
-def _limits(gateway: Gateway) -> GatewayLimits:
+def gateway_limits(gateway: GatewayPods) -> GatewayLimits:
+    """Return the bounds on one client."""
     body_bytes = number_of_bytes(gateway.max_body_size)
     return GatewayLimits(
         max_body_bytes=body_bytes,
@@ -97,7 +98,7 @@ def _limits(gateway: Gateway) -> GatewayLimits:
     )
 
 
-def _resources(gateway: Gateway) -> Manifest:
+def gateway_resources(gateway: GatewayPods) -> Manifest:
     """Never BestEffort; what has a limit and no request is requested by Kubernetes as much as its limit."""
     limits = _amounts(gateway.resources.limits)
     defaults = {name: amount for name, amount in DEFAULT_REQUESTS.items() if name not in limits}
@@ -109,7 +110,7 @@ def _amounts(amounts: ResourceAmounts) -> dict[str, str]:
     return {name: amount for name, amount in msgspec.structs.asdict(amounts).items() if amount is not None}
 
 
-def _placement(gateway: Gateway, selector: dict[str, str]) -> Manifest:
+def gateway_placement(gateway: GatewayPods, selector: dict[str, str]) -> Manifest:
     """The fields of the Pod's spec that choose its node, and how its image is had. None of them gives it a right."""
     chosen: Manifest = {
         "topologySpreadConstraints": [
@@ -132,7 +133,7 @@ def _placement(gateway: Gateway, selector: dict[str, str]) -> Manifest:
     return chosen
 
 
-def probe_port(gateway: Gateway, installation: Installation) -> int:
+def probe_port(gateway: GatewayPods, installation: Installation) -> int:
     """Return the port that kubelets ask: the one for the cluster, whose places clients cannot take.
 
     A pinned image may be of a release that answers probes on the clients' port alone; all answer them there.
@@ -141,8 +142,11 @@ def probe_port(gateway: Gateway, installation: Installation) -> int:
     return PORT_GATEWAY if pinned else PORT_GATEWAY_INSIDE
 
 
-def _replicas(gateway: Gateway, live_replicas: int | None) -> int:
-    """Leaving the field out would hand it over, too, but resets it to 1 where nothing else has written it yet."""
+def wanted_replicas(gateway: GatewayPods, live_replicas: int | None) -> int:
+    """Return the count to ask for.
+
+    Leaving the field out would hand it over, too, but resets it to 1 where nothing else has written it yet.
+    """
     if gateway.scaling is GatewayScaling.FIXED or live_replicas is None:
         return gateway.replicas
     return live_replicas
@@ -186,7 +190,7 @@ def gateway_deployment(
         "readinessProbe": http_probe("/ready", port=port, period_seconds=1, failures=3),
         "livenessProbe": http_probe("/health", port=port, period_seconds=10, failures=3),
         "startupProbe": http_probe("/health", port=port, period_seconds=1, failures=60),
-        "resources": _resources(spec.gateway),
+        "resources": gateway_resources(spec.gateway),
         "securityContext": dict(CONTAINER_SECURITY),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
@@ -196,7 +200,7 @@ def gateway_deployment(
         "kind": "Deployment",
         "metadata": owner.metadata(gateway_name(owner.name), GATEWAY),
         "spec": {
-            "replicas": _replicas(spec.gateway, live_replicas),
+            "replicas": wanted_replicas(spec.gateway, live_replicas),
             "revisionHistoryLimit": 2,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -210,7 +214,7 @@ def gateway_deployment(
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": math.ceil(config.shutdown_grace_seconds) + GRACE_MARGIN_SECONDS,
                     "securityContext": dict(POD_SECURITY),
-                    **_placement(spec.gateway, selector),
+                    **gateway_placement(spec.gateway, selector),
                     "containers": [container],
                     "volumes": volumes,
                 },

@@ -1,4 +1,4 @@
-"""Identity of the cluster that owns a child: metadata, labels and owner reference of everything we make."""
+"""Identity of the object that owns a child: metadata, labels and owner reference of everything we make."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fulcrum.api.names import (
     KIND,
     LABEL_CLUSTER,
     LABEL_COMPONENT,
+    LABEL_FRONT,
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
     LABEL_NAME,
@@ -25,11 +26,17 @@ APP_NAME: Final = "fulcrum"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The InferenceCluster that a child belongs to."""
+    """The InferenceCluster or InferenceGateway that a child belongs to."""
 
     name: str
     namespace: str
     uid: str
+    kind: str = KIND
+
+    @property
+    def label(self) -> str:
+        """Label of its children that holds its name."""
+        return LABEL_CLUSTER if self.kind == KIND else LABEL_FRONT
 
     def labels(self, component: str) -> dict[str, str]:
         """Labels of a child of a component (`worker`, `gateway`)."""
@@ -38,12 +45,12 @@ class Owner:
             LABEL_INSTANCE: self.name,
             LABEL_COMPONENT: component,
             LABEL_MANAGED_BY: APP_NAME,
-            LABEL_CLUSTER: self.name,
+            self.label: self.name,
         }
 
     def selector(self, component: str) -> dict[str, str]:
         """Labels that select the Pods of a component, and no others."""
-        return {LABEL_CLUSTER: self.name, LABEL_COMPONENT: component}
+        return {self.label: self.name, LABEL_COMPONENT: component}
 
     def metadata(self, name: str, component: str) -> Manifest:
         """Metadata of a child. The garbage collector removes it with its owner, with or without an operator."""
@@ -54,7 +61,7 @@ class Owner:
             "ownerReferences": [
                 {
                     "apiVersion": API_VERSION,
-                    "kind": KIND,
+                    "kind": self.kind,
                     "name": self.name,
                     "uid": self.uid,
                     "controller": True,

@@ -15,16 +15,25 @@ _SWITCHING_PROTOCOLS: Final = 101
 class Head:
     """What a response head says about its body."""
 
-    __slots__ = ("chunked", "content_type", "keep_alive", "length_bytes", "status")
+    __slots__ = ("chunked", "content_type", "keep_alive", "length_bytes", "status", "text")
 
     def __init__(
-        self, status: int, length_bytes: int | None, *, chunked: bool, keep_alive: bool, content_type: bytes
+        self,
+        status: int,
+        length_bytes: int | None,
+        *,
+        chunked: bool,
+        keep_alive: bool,
+        content_type: bytes,
+        text: bytes,
     ) -> None:
         self.status = status
         self.length_bytes = length_bytes
         self.chunked = chunked
         self.keep_alive = keep_alive
         self.content_type = content_type
+        self.text = text
+        """All of it, without its empty line."""
 
 
 class HeadReader:
@@ -79,6 +88,7 @@ def read_head(head: bytes) -> Head:
         chunked=coding is not None,
         keep_alive=b"\r\nconnection: close" not in lower if http11 else b"\r\nconnection: keep-alive" in lower,
         content_type=_header(lower, b"\r\ncontent-type:") or b"application/json",
+        text=head,
     )
 
 

@@ -125,6 +125,11 @@ class UpstreamConnection(asyncio.Protocol):
         return self._chunks.chunks if self._events is None else self._events.events
 
     @property
+    def head(self) -> bytes:
+        """Status line and headers of the answer that comes, or came last."""
+        return b"" if self._head is None else self._head.text
+
+    @property
     def answered(self) -> bool:
         """A good answer to its last request has begun, if it is a stream, or is complete."""
         done = self._state == _IDLE and self._head is not None and self._head.status == 200
@@ -325,6 +330,7 @@ class UpstreamConnection(asyncio.Protocol):
                 body=b"" if self._streaming else self._body.take(),
                 streamed=self._streaming,
                 first_byte_at=self.first_byte_at,
+                head=self._head.text,
             )
         )
         if self._body.holds_budget:

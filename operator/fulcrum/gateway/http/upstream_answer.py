@@ -53,6 +53,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     streamed: bool = False
     first_byte_at: float = 0.0
     """Loop time of the first body bytes, seconds."""
+    head: bytes = b""
+    """Its status line and headers."""
 
 
 class StreamSource(Protocol):
@@ -77,6 +79,10 @@ class StreamSource(Protocol):
     @property
     def events(self) -> int:
         """Events so far."""
+
+    @property
+    def head(self) -> bytes:
+        """Status line and headers of the answer."""
 
 
 class StreamSink(Protocol):

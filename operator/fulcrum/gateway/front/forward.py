@@ -1,0 +1,181 @@
+"""Passes one request on: to the cluster of its model and conversation, and to another one when that turns it away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from fulcrum.front.choice import soonest, turned_away
+from fulcrum.gateway.api_keys import ApiKey
+from fulcrum.gateway.errors import RequestError, no_worker, timed_out, upstream_failed
+from fulcrum.gateway.front.asked import BYTES_PER_TOKEN, Asked, conversation, read_asked, with_model
+from fulcrum.gateway.front.clusters import Cluster, Clusters
+from fulcrum.gateway.front.metrics import FrontMetrics
+from fulcrum.gateway.front.models import Model, Models
+from fulcrum.gateway.front.passing import Passing, passed_lines, wait_seconds
+from fulcrum.gateway.http.request import Request
+from fulcrum.gateway.http.response import Response
+from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
+from fulcrum.gateway.openai.bodies import read_usage
+from fulcrum.gateway.unhandled import describe
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED: Final = 499
+"""Code in metrics of a request whose client left."""
+
+
+class Forwarder:
+    """Serves what needs a cluster."""
+
+    def __init__(
+        self,
+        models: Models,
+        clusters: Clusters,
+        metrics: FrontMetrics,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        key: bytes,
+        timeout_seconds: float,
+    ) -> None:
+        """`key`: of the digests of conversations. `timeout_seconds`: longest time of a request."""
+        self._models = models
+        self._clusters = clusters
+        self._metrics = metrics
+        self._loop = loop
+        self._key = key
+        self._timeout_seconds = timeout_seconds
+
+    async def serve(self, request: Request, response: Response) -> None:
+        """Answer one request; raises nothing. A cancelled one is answered with `response.verdict`, if there is one."""
+        began_at = self._loop.time()
+        name, served_by = "", ""
+        error: RequestError | None = None
+        try:
+            asked = read_asked(request.body)
+            model = self._models.find(asked.model)
+            name = model.route.name
+            key = model.authenticate(request.headers)
+            tokens = len(request.body) / BYTES_PER_TOKEN
+            model.charge(key, tokens, began_at)
+            call = _Call(
+                request=request,
+                response=response,
+                asked=asked,
+                model=model,
+                key=key,
+                tokens=tokens,
+                began_at=began_at,
+            )
+            served_by = await self._try(call)
+        except RequestError as refused:
+            error = refused
+        except asyncio.CancelledError:
+            error = response.verdict
+            if error is None:
+                response.status = CLIENT_CLOSED
+        except Exception as crash:  # noqa: BLE001  the edge of one request: the front must go on serving the others
+            logger.error("request_crashed id=%s error=%s", request.request_id.decode(), describe(crash))  # noqa: TRY400
+            error = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "The gateway failed.")
+        if error is not None:
+            response.fail(error)
+        code = error.status.value if error is not None and not response.streaming else response.status
+        self._metrics.requests[name, served_by, int(code)] += 1
+        self._metrics.duration_seconds.observe(self._loop.time() - began_at)
+
+    async def _try(self, call: _Call) -> str:
+        """Ask clusters until one answers; returns its name. Raises RequestError."""
+        response, model = call.response, call.model
+        order = model.choice.order(conversation(call.asked, call.request.headers, self._key))
+        rejections: list[tuple[Cluster, Answer]] = []
+        reached = False
+        for name in order:
+            cluster = self._clusters.get(name)
+            if cluster is None:
+                continue
+            passing = Passing(response, b"x-fulcrum-cluster: %b\r\n" % name.encode())
+            try:
+                answer = await self._ask(cluster, call, passing)
+            except UpstreamError as failure:
+                if response.started:
+                    self._break_off(call, passing)
+                    return name
+                if failure.failure is Failure.TIMEOUT:
+                    raise timed_out() from failure
+                reached = reached or failure.failure is not Failure.CONNECT
+                self._metrics.fallbacks[model.route.name, name, failure.failure.value] += 1
+                continue
+            if turned_away(answer.status):
+                rejections.append((cluster, answer))
+                self._metrics.fallbacks[model.route.name, name, str(answer.status)] += 1
+                continue
+            _finish(call, cluster, answer)
+            return name
+        model.correct(call.key, -call.tokens)
+        if not rejections:
+            raise (
+                upstream_failed("No cluster of this model answers.")
+                if reached
+                else no_worker("No cluster of this model can be reached now.")
+            )
+        cluster, answer = rejections[soonest([wait_seconds(answer) for _, answer in rejections])]
+        _send(response, cluster, answer)
+        return cluster.known.name
+
+    async def _ask(self, cluster: Cluster, call: _Call, passing: Passing) -> Answer:
+        request = call.request
+        body = request.body
+        if call.asked.model != cluster.known.served_name:
+            body = with_model(body, cluster.known.served_name)
+        keys = cluster.known.takes_keys or call.model.keys is None
+        message = cluster.request(request.path, request.request_id, request.headers, body, keys=keys)
+        deadline = call.began_at + self._timeout_seconds
+        try:
+            return await cluster.pool.exchange(message, sink=passing, deadline=deadline)
+        except UpstreamError:
+            if not passing.done:
+                raise
+            # The client has all of it; what broke is the connection's end.
+            return Answer(status=HTTPStatus.OK, content_type=b"", body=b"", streamed=True)
+
+    def _break_off(self, call: _Call, passing: Passing) -> None:
+        """The stream ended before its end; the cluster may have said why in its last event."""
+        if not passing.told_error:
+            call.response.fail(upstream_failed("The cluster broke the stream off."))
+            return
+        call.response.stream_end()
+        call.response.close_after = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One request on its way."""
+
+    request: Request
+    response: Response
+    asked: Asked
+    model: Model
+    key: ApiKey | None
+    tokens: float
+    """That it was charged for."""
+    began_at: float
+
+
+def _send(response: Response, cluster: Cluster, answer: Answer) -> None:
+    line = b"x-fulcrum-cluster: %b\r\n" % cluster.known.name.encode()
+    response.send(answer.status, answer.content_type, answer.body, line + passed_lines(answer.head))
+
+
+def _finish(call: _Call, cluster: Cluster, answer: Answer) -> None:
+    """Answer, and charge the model and the key for what it came to."""
+    if answer.streamed:
+        call.response.stream_end()
+        call.model.correct(call.key, float(call.response.events))
+        return
+    _send(call.response, cluster, answer)
+    usage = read_usage(answer.body)
+    if usage is not None and usage.prompt_tokens is not None:
+        call.model.correct(call.key, usage.prompt_tokens + (usage.completion_tokens or 0) - call.tokens)
