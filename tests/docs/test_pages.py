@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.docs.blocks import ROOT, pages
 
+from fulcrum.api.crd import root_schema
 from fulcrum.api.engine_args import check_engine_args
 
-README = (ROOT / "README.md").read_text()
+_FIELD = re.compile(r"`((?:model|slo|pools\[\]|engine|balance|admission|gateway|telemetry)\.[\w.\[\]]+)")
+"""A field of an InferenceCluster's spec, as pages write it."""
+
+
+def field_paths(schema: dict[str, Any], prefix: str) -> set[str]:
+    """Return each field below a schema, as `pools[].workers.min`."""
+    found = set()
+    for name, field in schema.get("properties", {}).items():
+        path = f"{prefix}{name}"
+        found |= {path, f"{path}[]"} | field_paths(field, f"{path}.")
+        found |= field_paths(field.get("items", {}), f"{path}[].")
+    return found
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
@@ -22,13 +35,25 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def test_the_comparison_is_dated_and_every_cell_has_its_source() -> None:
-    assert re.search(r"As documented on \d{1,2} \w+ 20\d\d", README)
-    found = rows(README, "## How it compares")
+    page = (ROOT / "docs/concepts/compared.md").read_text()
+    assert re.search(r"As documented on \d{1,2} \w+ 20\d\d", page)
+    found = rows(page, "## Side by side")
     assert len(found) >= 5
     for _, ours, *others in found:
-        assert "](docs/" in ours
+        assert ".md" in ours
+        assert "](https://" not in ours
         assert len(others) == 4
         assert [cell for cell in others if "](https://" not in cell] == []
+
+
+@pytest.mark.parametrize("page", ["from-kserve", "from-llm-d", "from-dynamo"])
+def test_fields_that_a_neighbours_fields_become_exist(page: str) -> None:
+    """Paths such as `pools[].workers` in the second column of the tables."""
+    known = field_paths(root_schema()["properties"]["spec"], "")
+    found = rows((ROOT / f"docs/operations/{page}.md").read_text(), "## What becomes what")
+    assert len(found) > 15
+    assert [cell for _, cell in found for path in _FIELD.findall(cell) if path not in known] == []
+    assert sum(len(_FIELD.findall(cell)) for _, cell in found) > 10
 
 
 @pytest.mark.parametrize(
