@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fulcrum.api.front import FrontCluster
-from fulcrum.gateway.api_keys import AUTHORIZATION
+from fulcrum.gateway.api_keys import AUTHORIZATION, X_API_KEY
 from fulcrum.gateway.front.asked import CONVERSATION_HEADER
 from fulcrum.gateway.http.connection_pool import ConnectionPool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 
-KEY_HEADERS: Final = (AUTHORIZATION, "x-api-key")
+KEY_HEADERS: Final = (AUTHORIZATION, X_API_KEY)
 _PASSED: Final = ("x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "traceparent", "tracestate", "anthropic-version")
 """Headers of a client that every gateway is sent, beside those that its cluster reads."""
 
