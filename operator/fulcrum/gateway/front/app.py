@@ -16,6 +16,7 @@ from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front.asked import hash_key
 from fulcrum.gateway.front.clusters import Clusters
 from fulcrum.gateway.front.forward import Forwarder
+from fulcrum.gateway.front.heartbeat import Heartbeat
 from fulcrum.gateway.front.metrics import FrontMetrics
 from fulcrum.gateway.front.models import Models
 from fulcrum.gateway.front.pages import Pages
@@ -68,6 +69,7 @@ class Front:
             loop,
             key=hash_key(settings.namespace, config.name),
             timeout_seconds=config.limits.request_timeout_seconds,
+            most_clients=lambda: self.places.most,
         )
         self._knows_models = False
         self.port = settings.port
@@ -129,6 +131,7 @@ class Front:
             self._spawn(watch_object(settings, self.change))
         self._spawn(self._sweep())
         self._spawn(self._reload())
+        self._spawn(Heartbeat(self._clusters, self._loop).run())
         listener = listen(settings.host, settings.port)
         self.port = listener.getsockname()[1]
         self._server = await self._loop.create_server(
