@@ -72,7 +72,11 @@ def test_monitors_find_operator_gateways_and_workers(render: Render) -> None:
     monitor = objects["ServiceMonitor", "release-operator"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
-    assert {name for kind, name in objects if kind == "PodMonitor"} == {"release-gateways", "release-workers"}
+    assert {name for kind, name in objects if kind == "PodMonitor"} == {
+        "release-fronts",
+        "release-gateways",
+        "release-workers",
+    }
 
 
 def test_dashboards_are_json_that_grafana_finds_by_label(render: Render) -> None:

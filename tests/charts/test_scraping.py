@@ -14,9 +14,11 @@ import pytest
 import yaml
 from tests.machine import deadline_seconds
 
-from fulcrum.api.names import Role
+from fulcrum.api.front_types import InferenceGatewaySpec
+from fulcrum.api.names import LABEL_CLUSTER, LABEL_COMPONENT, LABEL_FRONT, Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.children import Owner, children, worker_pod
+from fulcrum.controller.children.front import front_children
 from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
 
@@ -37,7 +39,22 @@ def pods() -> dict[str, Json]:
     pod = worker_pod(OWNER, spec, spec.pools[0], ordinal=0, role=Role.MIXED, image="i", token_fingerprint="f")
     deployment = next(each for each in made() if each["kind"] == "Deployment")
     leader = worker_group(pod, spec.pools[0])["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
-    return {"worker": pod, "leader": leader, "gateway": deployment["spec"]["template"]}
+    return {"worker": pod, "leader": leader, "gateway": deployment["spec"]["template"], "front": front_pod()}
+
+
+def front_pod() -> Json:
+    return next(each["spec"]["template"] for each in made_of_front() if each["kind"] == "Deployment")
+
+
+def made_of_front() -> list[Json]:
+    models = [{"name": "m", "backends": [{"cluster": "chat"}]}]
+    owner = Owner(name="front", namespace="ml", uid="u", kind="InferenceGateway")
+    spec = msgspec.convert({"models": models}, InferenceGatewaySpec)
+    return list(front_children(owner, spec, Installation(), live_replicas=None))
+
+
+def policies_made() -> list[Json]:
+    return of_kind([*made(), *made_of_front()], "NetworkPolicy")
 
 
 def made() -> list[Json]:
@@ -115,8 +132,8 @@ def rendered(request: pytest.FixtureRequest) -> list[Json]:
 
 def test_every_pod_is_scraped(rendered: list[Json]) -> None:
     monitors = of_kind(rendered, "PodMonitor")
-    assert len(monitors) == 2
-    assert list(problems(monitors, pods(), of_kind(made(), "NetworkPolicy"))) == []
+    assert len(monitors) == 3
+    assert list(problems(monitors, pods(), policies_made())) == []
 
 
 def test_the_operator_is_scraped(rendered: list[Json]) -> None:
@@ -138,9 +155,10 @@ def test_the_operator_is_scraped(rendered: list[Json]) -> None:
 
 
 def test_what_is_taken_away_is_noticed(rendered: list[Json]) -> None:
-    monitors, policies = of_kind(rendered, "PodMonitor"), of_kind(made(), "NetworkPolicy")
+    monitors, policies = of_kind(rendered, "PodMonitor"), policies_made()
     for what, pod in pods().items():
-        for label in ("fulcrum.dev/cluster", "app.kubernetes.io/component"):
+        owner = LABEL_FRONT if what == "front" else LABEL_CLUSTER
+        for label in (owner, LABEL_COMPONENT):
             changed = copy.deepcopy(pod)
             del changed["metadata"]["labels"][label]
             assert list(problems(monitors, {what: changed}, policies)), (what, label)

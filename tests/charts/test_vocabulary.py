@@ -26,6 +26,7 @@ from fulcrum.api.worker import (
     WorkerConfig,
 )
 from fulcrum.controller.metrics import Metrics
+from fulcrum.gateway.front.metrics import FrontMetrics
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 from fulcrum_worker.engine_steps import LONGEST_STEP, STEPPED_AT
 from fulcrum_worker.kv.pool import names as pool
@@ -39,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs/reference"
 RULES = ROOT / "charts/fulcrum/files/rules.yaml"
 DASHBOARDS = ROOT / "charts/fulcrum/files/dashboards"
-_METRIC = re.compile(r"\bfulcrum_(?:gateway|operator|worker|engine)_[a-z0-9_]+\b")
+_METRIC = re.compile(r"\bfulcrum_(?:gateway|front|operator|worker|engine)_[a-z0-9_]+\b")
 _SERIES_OF = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
 
 
@@ -56,6 +57,7 @@ async def exported(make: MakeSite) -> dict[str, str]:
     """Every metric of gateway, operator and worker, with its type; a family without a sample counts, too."""
     site = await make(slo_seconds=(1.0, 1.0))
     everything = {**families((await site.page()).encode()), **families(Metrics().page()), **families(worker_page())}
+    everything |= families(FrontMetrics({}).render())
     gauges = (
         MAX_BATCH,
         MAX_BATCHED_TOKENS,
@@ -99,7 +101,8 @@ def documented() -> dict[str, str]:
     prefix = ""
     for line in (DOCS / "metrics.md").read_text().splitlines():
         if line.startswith("## "):
-            prefix = "fulcrum_gateway_" if line.startswith("## Gateway") else ""
+            room = line.split()[1].lower()
+            prefix = f"fulcrum_{room}_" if room in ("gateway", "front") else ""
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) < 4 or not line.startswith("| `"):
             continue

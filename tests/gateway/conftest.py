@@ -107,6 +107,9 @@ class Engine:
                 while (line := await reader.readline()) != b"\r\n":
                     name, _, value = line.decode().partition(":")
                     headers[name.lower()] = value.strip()
+                if "content-length" not in headers:  # a GET, as of a heartbeat
+                    await self.send(writer, 200, {})
+                    continue
                 body = json.loads(await reader.readexactly(int(headers["content-length"])))
                 seen = Seen(request_line.decode().split()[1], headers, body)
                 answer = asyncio.ensure_future(self._answer(seen, writer))

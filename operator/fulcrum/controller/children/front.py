@@ -26,6 +26,7 @@ from fulcrum.controller.children.gateway_deployment import (
     gateway_resources,
     wanted_replicas,
 )
+from fulcrum.controller.children.network_policy import front_policy
 from fulcrum.controller.children.owner import CONTAINER_SECURITY, POD_SECURITY, Manifest, Owner, pod_identity_env
 from fulcrum.controller.children.probe import http_probe
 from fulcrum.controller.children.service import service_of
@@ -41,6 +42,7 @@ def front_children(
     return (
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": owner.metadata(name, COMPONENT_FRONT)},
         *_rights(owner, name),
+        front_policy(owner, name),
         service_of(owner, spec.gateway.service, name, COMPONENT_FRONT),
         _deployment(owner, name, spec, installation, live_replicas),
         budget_of(owner, name, COMPONENT_FRONT, {"maxUnavailable": 1}),

@@ -12,6 +12,7 @@ from typing import Final
 
 from fulcrum.api.names import (
     COMPONENT_FOLLOWER,
+    COMPONENT_FRONT,
     COMPONENT_OPERATOR,
     LABEL_CLUSTER,
     LABEL_COMPONENT,
@@ -93,6 +94,12 @@ def gateway_policy(owner: Owner, installation: Installation) -> Manifest:
         },
     ]
     return _policy(owner, gateway_name(owner.name), GATEWAY, ingress)
+
+
+def front_policy(owner: Owner, name: str) -> Manifest:
+    """Return the policy of an InferenceGateway's fronts: clients from anywhere; their metrics for Prometheus only."""
+    ingress = [{"ports": _ports(PORT_GATEWAY)}, {"from": [PROMETHEUS], "ports": _ports(PORT_GATEWAY_INSIDE)}]
+    return _policy(owner, name, COMPONENT_FRONT, ingress)
 
 
 def _policy(owner: Owner, name: str, component: str, ingress: list[Manifest]) -> Manifest:

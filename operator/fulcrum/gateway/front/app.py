@@ -10,12 +10,13 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from fulcrum.api.front import FrontRoutes
-from fulcrum.gateway.api_keys import RELOAD_SECONDS
+from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey
 from fulcrum.gateway.config import raise_file_limit
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front.asked import hash_key
 from fulcrum.gateway.front.clusters import Clusters
 from fulcrum.gateway.front.forward import Forwarder
+from fulcrum.gateway.front.heartbeat import Heartbeat
 from fulcrum.gateway.front.metrics import FrontMetrics
 from fulcrum.gateway.front.models import Models
 from fulcrum.gateway.front.pages import Pages
@@ -31,7 +32,7 @@ from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE
-from fulcrum.gateway.openai.error_object import error_object
+from fulcrum.gateway.openai.error_object import ErrorForm, error_form
 from fulcrum.gateway.unhandled import log_unhandled
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Front:
             loop,
             key=hash_key(settings.namespace, config.name),
             timeout_seconds=config.limits.request_timeout_seconds,
+            most_clients=lambda: self.places.most,
         )
         self._knows_models = False
         self.port = settings.port
@@ -81,8 +83,9 @@ class Front:
 
     # http.service.Service
 
-    def authenticate(self, path: str, headers: Mapping[str, str]) -> None:
+    def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
         """Which keys a request needs depends on its model, which its body says."""
+        return None
 
     def answer(self, request: Request, response: Response) -> bool:
         return self._pages.answer(request, response)
@@ -90,8 +93,8 @@ class Front:
     def serve(self, request: Request, response: Response) -> Coroutine[Any, Any, None]:
         return self._forwarder.serve(request, response)
 
-    def error_object(self, error: RequestError, in_stream: bool) -> bytes:
-        return error_object(error, in_stream=in_stream)
+    def error_form(self, path: str) -> ErrorForm:
+        return error_form(path)
 
     def refused(self, error: RequestError) -> None:
         self.metrics.requests["", "", error.status.value] += 1
@@ -128,6 +131,7 @@ class Front:
             self._spawn(watch_object(settings, self.change))
         self._spawn(self._sweep())
         self._spawn(self._reload())
+        self._spawn(Heartbeat(self._clusters, self._loop).run())
         listener = listen(settings.host, settings.port)
         self.port = listener.getsockname()[1]
         self._server = await self._loop.create_server(

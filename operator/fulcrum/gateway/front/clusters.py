@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from fulcrum.api.front import FrontCluster
-from fulcrum.gateway.api_keys import AUTHORIZATION
+from fulcrum.gateway.api_keys import AUTHORIZATION, X_API_KEY
 from fulcrum.gateway.front.asked import CONVERSATION_HEADER
 from fulcrum.gateway.http.connection_pool import ConnectionPool
 from fulcrum.gateway.http.response_budget import ResponseBudget
 
-KEY_HEADERS: Final = (AUTHORIZATION, "x-api-key")
+KEY_HEADERS: Final = (AUTHORIZATION, X_API_KEY)
 _PASSED: Final = ("x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "traceparent", "tracestate", "anthropic-version")
 """Headers of a client that every gateway is sent, beside those that its cluster reads."""
 
@@ -24,14 +24,23 @@ def _is_line(value: str) -> bool:
 class Cluster:
     """One cluster's gateway."""
 
-    __slots__ = ("_head", "_headers", "known", "pool")
+    __slots__ = ("_head", "_headers", "heard_at", "in_flight", "known", "pool", "silent")
 
     def __init__(self, known: FrontCluster, response_budget: ResponseBudget) -> None:
         self.known = known
-        self.pool = ConnectionPool(known.host, known.port, response_budget)
+        self.pool = ConnectionPool(known.host, known.port, response_budget, still=self._is_still)
+        self.heard_at = 0.0
+        """Loop time when it last answered anything."""
+        self.in_flight = 0
+        """Requests that it has not answered to their end."""
+        self.silent = False
+        """It was given up on, and has answered nothing since."""
         self._headers = (*_PASSED, *(name for name in known.headers if name not in _PASSED))
         address = f"[{known.host}]:{known.port}" if ":" in known.host else f"{known.host}:{known.port}"
         self._head = f" HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nx-request-id: ".encode("ascii")
+
+    def _is_still(self, _since: float, limit_seconds: float, now: float) -> bool:
+        return now - self.heard_at > limit_seconds
 
     def request(
         self, path: str, request_id: bytes, headers: Mapping[str, str], body: bytes | bytearray, *, keys: bool
@@ -76,6 +85,10 @@ class Clusters:
     def get(self, name: str) -> Cluster | None:
         """One of them; None: it is gone."""
         return self._clusters.get(name)
+
+    def __iter__(self) -> Iterator[Cluster]:
+        """Those that get requests."""
+        return iter(self._clusters.values())
 
     def sweep(self, now: float) -> None:
         """Close what is idle, fail what is late."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -13,12 +14,13 @@ from fulcrum.gateway.api_keys import ApiKey
 from fulcrum.gateway.errors import RequestError, no_worker, timed_out, upstream_failed
 from fulcrum.gateway.front.asked import BYTES_PER_TOKEN, Asked, conversation, read_asked, with_model
 from fulcrum.gateway.front.clusters import Cluster, Clusters
+from fulcrum.gateway.front.heartbeat import SILENT_SECONDS
 from fulcrum.gateway.front.metrics import FrontMetrics
 from fulcrum.gateway.front.models import Model, Models
 from fulcrum.gateway.front.passing import Passing, passed_lines, wait_seconds
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
-from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
+from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, UpstreamError
 from fulcrum.gateway.openai.bodies import read_usage
 from fulcrum.gateway.unhandled import describe
 
@@ -26,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED: Final = 499
 """Code in metrics of a request whose client left."""
+_SILENT: Final = "silent"
+_FULL: Final = "full"
+"""Causes in metrics of a cluster that was not asked: it answers nothing; it holds half of all clients."""
+_NOT_REACHED: Final = frozenset((Failure.CONNECT.value, _SILENT, _FULL))
+_AGAIN: Final = frozenset((Failure.CONNECT, Failure.RESET, Failure.STALE))
+"""After these the same cluster is asked once more: another one of its gateways may answer."""
 
 
 class Forwarder:
@@ -40,18 +48,24 @@ class Forwarder:
         *,
         key: bytes,
         timeout_seconds: float,
+        most_clients: Callable[[], int],
     ) -> None:
-        """`key`: of the digests of conversations. `timeout_seconds`: longest time of a request."""
+        """`key`: of the digests of conversations. `timeout_seconds`: longest time of a request.
+
+        `most_clients`: how many this front serves at once.
+        """
         self._models = models
         self._clusters = clusters
         self._metrics = metrics
         self._loop = loop
         self._key = key
         self._timeout_seconds = timeout_seconds
+        self._most_clients = most_clients
 
     async def serve(self, request: Request, response: Response) -> None:
         """Answer one request; raises nothing. A cancelled one is answered with `response.verdict`, if there is one."""
         began_at = self._loop.time()
+        response.stall_seconds = SILENT_SECONDS
         name, served_by = "", ""
         error: RequestError | None = None
         try:
@@ -88,7 +102,7 @@ class Forwarder:
 
     async def _try(self, call: _Call) -> str:
         """Ask clusters until one answers; returns its name. Raises RequestError."""
-        response, model = call.response, call.model
+        model = call.model
         order = model.choice.order(conversation(call.asked, call.request.headers, self._key))
         rejections: list[tuple[Cluster, Answer]] = []
         reached = False
@@ -96,24 +110,21 @@ class Forwarder:
             cluster = self._clusters.get(name)
             if cluster is None:
                 continue
-            passing = Passing(response, b"x-fulcrum-cluster: %b\r\n" % name.encode())
-            try:
-                answer = await self._ask(cluster, call, passing)
-            except UpstreamError as failure:
-                if response.started:
+            passing = Passing(call.response, b"x-fulcrum-cluster: %b\r\n" % name.encode())
+            outcome = self._unasked(cluster) or await self._ask_twice(cluster, call, passing)
+            if isinstance(outcome, str):
+                if call.response.started:
                     self._break_off(call, passing)
                     return name
-                if failure.failure is Failure.TIMEOUT:
-                    raise timed_out() from failure
-                reached = reached or failure.failure is not Failure.CONNECT
-                self._metrics.fallbacks[model.route.name, name, failure.failure.value] += 1
-                continue
-            if turned_away(answer.status):
-                rejections.append((cluster, answer))
-                self._metrics.fallbacks[model.route.name, name, str(answer.status)] += 1
-                continue
-            _finish(call, cluster, answer)
-            return name
+                why = outcome
+                reached = reached or outcome not in _NOT_REACHED
+            elif turned_away(outcome.status):
+                rejections.append((cluster, outcome))
+                why = str(outcome.status)
+            else:
+                _finish(call, cluster, outcome)
+                return name
+            self._metrics.fallbacks[model.route.name, name, why] += 1
         model.correct(call.key, -call.tokens)
         if not rejections:
             raise (
@@ -122,8 +133,41 @@ class Forwarder:
                 else no_worker("No cluster of this model can be reached now.")
             )
         cluster, answer = rejections[soonest([wait_seconds(answer) for _, answer in rejections])]
-        _send(response, cluster, answer)
+        _send(call.response, cluster, answer)
         return cluster.known.name
+
+    def _unasked(self, cluster: Cluster) -> str | None:
+        """Why a cluster is not to be asked now; None: it is."""
+        if cluster.silent:
+            return _SILENT
+        return _FULL if cluster.in_flight >= max(self._most_clients() // 2, 1) else None
+
+    async def _ask_twice(self, cluster: Cluster, call: _Call, passing: Passing) -> Answer | str:
+        """The answer of a cluster, or how it failed. Raises RequestError (504) after the longest time of a request."""
+        again = True
+        while True:
+            cluster.in_flight += 1
+            try:
+                answer = await self._ask(cluster, call, passing)
+            except UpstreamError as error:
+                failure = error.failure
+            else:
+                cluster.heard_at = self._loop.time()
+                return answer
+            finally:
+                cluster.in_flight -= 1
+            if failure is Failure.STALL and not cluster.silent:
+                cluster.silent = True
+                logger.warning(
+                    "cluster_silent cluster=%s seconds=%g want=an answer to /health", cluster.known.name, SILENT_SECONDS
+                )
+            if not call.response.started:
+                if failure is Failure.TIMEOUT:
+                    raise timed_out()
+                if again and failure in _AGAIN:
+                    again = False
+                    continue
+            return failure.value
 
     async def _ask(self, cluster: Cluster, call: _Call, passing: Passing) -> Answer:
         request = call.request
@@ -134,7 +178,9 @@ class Forwarder:
         message = cluster.request(request.path, request.request_id, request.headers, body, keys=keys)
         deadline = call.began_at + self._timeout_seconds
         try:
-            return await cluster.pool.exchange(message, sink=passing, deadline=deadline)
+            return await cluster.pool.exchange(
+                message, sink=passing, deadline=deadline, silence_seconds=SILENT_SECONDS, excuse=Excuse.ALWAYS
+            )
         except UpstreamError:
             if not passing.done:
                 raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from fulcrum.api.front import FrontRoute, FrontRoutes
 from fulcrum.api.reasons import Reason
 from fulcrum.front.choice import Choice
-from fulcrum.gateway.api_keys import AUTHORIZATION, Allowance, ApiKey, KeyRing
+from fulcrum.gateway.api_keys import AUTHORIZATION, X_API_KEY, Allowance, ApiKey, KeyRing
 from fulcrum.gateway.errors import RequestError, model_not_found
 from fulcrum.gateway.front.asked import no_model
 
@@ -45,8 +45,7 @@ class Model:
         """The key of a request; None: none is asked for. Raises RequestError (401)."""
         if self.keys is None:
             return None
-        api_key = headers.get("x-api-key")
-        return self.keys.find(headers.get(AUTHORIZATION) or (f"Bearer {api_key}" if api_key else None))
+        return self.keys.find(headers.get(AUTHORIZATION), headers.get(X_API_KEY))
 
     def charge(self, key: ApiKey | None, tokens: float, now: float) -> None:
         """Count a request of so many tokens. Raises RequestError (429) over the limit of the key or the model."""

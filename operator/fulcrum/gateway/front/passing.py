@@ -11,7 +11,8 @@ from fulcrum.gateway.http.upstream_answer import Answer, StreamSource
 _PASSED: Final = re.compile(rb"\r\n((?:x-fulcrum-|retry-after|www-authenticate:|allow:)[^\r\n]*)", re.IGNORECASE)
 """Headers of an answer that a client is to read, beside those of its framing."""
 _WAIT: Final = re.compile(rb"\r\nretry-after(-ms)?:[ \t]*([0-9]{1,9})[ \t]*(?=\r\n|$)", re.IGNORECASE)
-_ERROR: Final = re.compile(rb'(?:^|\n)data: \{"error"')
+_ERROR: Final = re.compile(rb'(?:^|\n)(?:data: \{"error"|event: error\n)')
+"""An error event of OpenAI's older APIs, or of a stream of named events."""
 _END_BYTES: Final = 4096
 """Bytes at the end of a stream in which an error event of the cluster is looked for."""
 
@@ -47,6 +48,10 @@ class Passing:
     def told_error(self) -> bool:
         """The client has read from the cluster itself why its stream ends."""
         return _ERROR.search(self._end[-_END_BYTES:]) is not None
+
+    def holds(self, first_chunks: bytes) -> bool:
+        """As `StreamSink`: the cluster has held back what is to be held back."""
+        return False
 
     def fails_at_once(self, first_chunks: bytes) -> bool:
         """As `StreamSink`: the cluster has tried its other workers already."""
