@@ -6,12 +6,10 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
-from tests.gateway.tracing.collector import Collector, Received, collecting
+from tests.gateway.tracing.collector import Collector, spans_of, traced
 
 from fulcrum.api.gateway import GatewayTracing
 from fulcrum.api.names import Role
@@ -22,23 +20,6 @@ SPAN = "00f067aa0ba902b7"
 PROMPT = "a prompt that no collector may see"
 BODY = {"model": "m", "prompt": PROMPT, "max_tokens": 3}
 SERVER, CLIENT = 2, 3
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as found:
-        yield found
-
-
-def traced(collector: Collector, ratio: float = 1.0) -> dict[str, Any]:
-    return {"tracing": GatewayTracing(endpoint=collector.url, sampling_ratio=ratio)}
-
-
-async def spans_of(collector: Collector, number: int) -> dict[str, Received]:
-    """Spans by name, when so many have come."""
-    await eventually(lambda: len(collector.spans) >= number)
-    assert len(collector.spans) == number
-    return {span.name: span for span in collector.spans}
 
 
 @pytest.mark.parametrize("stream", [False, True])

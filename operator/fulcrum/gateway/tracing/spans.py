@@ -61,10 +61,11 @@ class OtlpTracing:
 class _Unsampled:
     """A request without spans; `RequestTrace`."""
 
-    __slots__ = ("headers", "sampled")
+    __slots__ = ("headers", "sampled", "trace_id")
 
     def __init__(self, headers: bytes) -> None:
         self.sampled = False
+        self.trace_id = ""
         self.headers = headers
 
     def leg(self, name: str, attributes: Attributes) -> LegSpan:
@@ -77,7 +78,7 @@ class _Unsampled:
 class _Sampled:
     """A request with spans; `RequestTrace`."""
 
-    __slots__ = ("_context", "_span", "_state", "_tracer", "headers", "sampled")
+    __slots__ = ("_context", "_span", "_state", "_tracer", "headers", "sampled", "trace_id")
 
     def __init__(self, tracer: Tracer, name: str, parent: Parent | None) -> None:
         self.sampled = True
@@ -85,6 +86,7 @@ class _Sampled:
         self._tracer = tracer
         self._state = "" if parent is None else parent.state
         self._span = tracer.start_span(name, _remote(parent), SpanKind.SERVER)
+        self.trace_id = f"{self._span.get_span_context().trace_id:032x}"
         self._context = set_span_in_context(self._span, _NO_PARENT)
 
     def leg(self, name: str, attributes: Attributes) -> LegSpan:
