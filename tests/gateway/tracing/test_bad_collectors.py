@@ -51,6 +51,7 @@ async def test_refused_spans_are_counted(make_site: MakeSite, answer: Callable[[
         await counted(site, "failed", 2)
         assert collector.paths == ["/v1/traces"], "a redirect is not followed"
         assert (await site.post(BODY)).status == 200
+        await counted(site, "failed", 4)
 
 
 async def test_an_answer_of_a_gigabyte_is_not_read(make_site: MakeSite) -> None:

@@ -41,7 +41,7 @@ async def scrape(site: Site, accept: str) -> tuple[str, str]:
 
 
 async def test_open_metrics_carries_the_trace_of_the_last_sampled_request(
-    make_site: MakeSite, collector: Collector
+    collector: Collector, make_site: MakeSite
 ) -> None:
     site = await make_site(Engine("w", Role.MIXED), config=traced(collector, ratio=0.0))
     await site.post(BODY)
@@ -76,7 +76,7 @@ async def test_without_tracing_the_page_is_the_same_for_all(make_site: MakeSite)
 
 
 @pytest.mark.integration
-async def test_prometheus_keeps_them(make_site: MakeSite, collector: Collector, tmp_path: Path) -> None:
+async def test_prometheus_keeps_them(collector: Collector, make_site: MakeSite, tmp_path: Path) -> None:
     site = await make_site(Engine("w", Role.MIXED), config=traced(collector, ratio=0.0))
     await site.post(BODY, headers=SAMPLED)
     target = f"127.0.0.1:{site.gateway.inside_port}"

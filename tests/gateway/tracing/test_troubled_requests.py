@@ -22,7 +22,7 @@ async def hang(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool
     return True
 
 
-async def test_a_request_that_is_turned_away_says_why(make_site: MakeSite, collector: Collector) -> None:
+async def test_a_request_that_is_turned_away_says_why(collector: Collector, make_site: MakeSite) -> None:
     agent = await Agent(report(max_batch=1)).start()
     engine = Engine("w", Role.MIXED, behave=hang, facts={"pool": "x", "agent_port": agent.port})
     admission = Admission(policy=AdmissionPolicy.THRESHOLD)
@@ -40,7 +40,7 @@ async def test_a_request_that_is_turned_away_says_why(make_site: MakeSite, colle
     await agent.stop()
 
 
-async def test_a_resumed_stream_is_one_tree(make_site: MakeSite, collector: Collector) -> None:
+async def test_a_resumed_stream_is_one_tree(collector: Collector, make_site: MakeSite) -> None:
     models = [Model("p", Role.PREFILL), Model("d1", Role.DECODE), Model("d2", Role.DECODE)]
     models[1].cuts = models[2].cuts = [Cut(7, "reset")]
     site = await make_site(*models, config=traced(collector))
@@ -64,7 +64,7 @@ async def test_a_resumed_stream_is_one_tree(make_site: MakeSite, collector: Coll
     assert second.attributes["fulcrum.worker.name"] != cut.attributes["fulcrum.worker.name"]
 
 
-async def test_a_client_that_left_is_told(make_site: MakeSite, collector: Collector) -> None:
+async def test_a_client_that_left_is_told(collector: Collector, make_site: MakeSite) -> None:
     engine = Engine("w", Role.MIXED, behave=hang)
     site = await make_site(engine, config=traced(collector))
     client = await site.connect()
@@ -81,7 +81,7 @@ async def test_a_client_that_left_is_told(make_site: MakeSite, collector: Collec
 
 
 async def test_log_lines_name_the_trace(
-    make_site: MakeSite, collector: Collector, caplog: pytest.LogCaptureFixture
+    collector: Collector, make_site: MakeSite, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     site = await make_site(Engine("w", Role.MIXED), config=traced(collector, ratio=0.0), access_log=True)

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from fulcrum.gateway.tracing.collector_session import CollectorSession
+from fulcrum.gateway.tracing.encode import encode
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,14 @@ EXPORT_SECONDS: Final = 3.0
 """Longest try to send a batch, repetitions included."""
 
 
+class _Exporter(OTLPSpanExporter):
+    """The SDK's, with its settings from the environment, but for the encoder."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        sent = self._client.export(encode(spans)).success
+        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
+
+
 class CountedExporter(SpanExporter):
     """Sends spans and counts what became of them; runs in the thread of its processor."""
 
@@ -31,7 +40,7 @@ class CountedExporter(SpanExporter):
         # It logs each failure; the counter says that, and a line here when it begins and when it ends.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._url = url
-        self._inner = OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECONDS, session=CollectorSession())
+        self._inner = _Exporter(endpoint=url, timeout=EXPORT_SECONDS, session=CollectorSession())
         self.exported = 0
         self.failed = 0
         self._failing = False
