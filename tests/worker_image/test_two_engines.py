@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -17,13 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.gateway.tracing.collector import Collector, collecting
 from tests.machine import deadline_seconds
 from tests.worker_image.agents import (
     DECIDED_NATS,
-    MODEL,
     REMOTE_DECODE,
-    SERVED_NAME,
     Agent,
     alive,
     post_json,
@@ -33,33 +26,23 @@ from tests.worker_image.agents import (
     worker_config,
 )
 
-from fulcrum.api.gateway import GatewayConfig, GatewayTracing
 from fulcrum.api.names import Role
 from fulcrum.api.worker import EXIT_ENGINE_DIED, WorkCounters
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 PROMPT = ", ".join(str(number) for number in range(1, 90))
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TOLD_TOKENS = 1500
 """Of an answer that is still being made when its worker is told to go: seconds on a quick machine."""
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[tuple[Agent, Agent]]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Agent]]:
     """Two ready workers. The last tests of this file end one each."""
     prepared_model()
     folder: Path = tmp_path_factory.mktemp("agents")
-    traces_url = f"{collector.url}/v1/traces"
-    agents = [start_agent(folder, worker_config(role=Role.PREFILL, traces_url=traces_url), name="chat-cpu-0")]
-    decode = worker_config(role=Role.DECODE, role_epoch=7, traces_url=traces_url)
-    agents.append(start_agent(folder, decode, name="chat-cpu-1"))
+    agents = [start_agent(folder, worker_config(role=Role.PREFILL), name="chat-cpu-0")]
+    agents.append(start_agent(folder, worker_config(role=Role.DECODE, role_epoch=7), name="chat-cpu-1"))
     try:
         for agent in agents:
             agent.wait_ready()
@@ -152,59 +135,6 @@ def test_two_legs_give_the_tokens_of_one_engine(pair: tuple[Agent, Agent]) -> No
     assert second["choices"][0]["logprobs"]["tokens"][: len(expected)] == expected
     assert decode.engine_metric("vllm:nixl_bytes_transferred_sum") > moved_before
     wait_until(lambda: prefill.load().idle, seconds=60, what="the prefill worker gives the blocks free")
-
-
-def test_one_tree_has_both_legs_and_the_spans_of_both_engines(
-    pair: tuple[Agent, Agent], collector: Collector, tmp_path: Path
-) -> None:
-    assert not collector.spans, "no engine traces what has no parent: its measurement, and the tests before"
-    config = GatewayConfig(
-        cluster="chat",
-        served_name=SERVED_NAME,
-        model=MODEL,
-        tracing=GatewayTracing(endpoint=collector.url, sampling_ratio=0.0),
-    )
-    with gateway_before(pair, config, tmp_path) as url:
-        body = {"model": SERVED_NAME, "prompt": f"traced: {PROMPT}", "max_tokens": 4, "ignore_eos": True}
-        for trace, flags in ((TRACE, "01"), ("f" * 32, "00")):
-            headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-{flags}"}
-            wait_until(
-                lambda sent=headers: post_json(f"{url}/v1/completions", body, headers=sent),
-                what="an answer",
-                not_yet=(OSError,),
-            )
-        post_json(f"{url}/v1/completions", body)
-        wait_until(lambda: len(collector.spans) >= 5, what=lambda: repr(collector.spans))
-    spans = collector.spans
-    assert {span.trace_id for span in spans} == {TRACE}
-    (root,) = (span for span in spans if span.name == f"text_completion {SERVED_NAME}")
-    legs = {span.name: span for span in spans if span.parent_id == root.span_id}
-    assert legs.keys() == {"prefill", "decode"}
-    for leg in legs.values():
-        (of_engine,) = (span for span in spans if span.parent_id == leg.span_id)
-        assert of_engine.resource["service.name"] == "vllm"
-        assert of_engine.attributes["gen_ai.usage.completion_tokens"] == (1 if leg.name == "prefill" else 4)
-        assert "traced" not in repr(of_engine)
-    assert len(spans) == 5
-
-
-@contextlib.contextmanager
-def gateway_before(pair: tuple[Agent, Agent], config: GatewayConfig, folder: Path) -> Iterator[str]:
-    """URL of a gateway before the two workers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--port", str(port),
-        "--lame-duck-seconds", "0", "--no-prewarm", "--config", msgspec.json.encode(config).decode(),
-    ]  # fmt: skip
-    for role, agent in zip(("prefill", "decode"), pair, strict=True):
-        command += ["--static-worker", f"{role}={agent.engine_url}"]
-    with (folder / "gateway.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(deadline_seconds(60))
 
 
 def decided_prompt(engine: Agent) -> tuple[str, list[str]]:
