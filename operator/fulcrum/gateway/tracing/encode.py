@@ -35,7 +35,8 @@ def encode(spans: Sequence[ReadableSpan]) -> bytes:
         if span.status.status_code is StatusCode.ERROR:
             told.status.code = Status.STATUS_CODE_ERROR
         _fill(told.attributes, span.attributes or {})
-    return request.SerializeToString()
+    encoded: bytes = request.SerializeToString()
+    return encoded
 
 
 def _fill(pairs: Any, attributes: Mapping[str, Any]) -> None:
