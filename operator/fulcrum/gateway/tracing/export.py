@@ -70,7 +70,7 @@ class CountedExporter(SpanExporter):
         self._leave_by = time.monotonic() + EXPORT_SECONDS
 
     def shutdown(self) -> None:
-        self._inner.shutdown()  # type: ignore[no-untyped-call]  (the SDK has no types here)
+        self._inner.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return True
