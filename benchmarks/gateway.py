@@ -14,7 +14,9 @@ of the rate at which the gateway is saturated here, less what the same two legs 
 Fails when the compiled gateway with Predictive misses a target: 0.6x the router's CPU per request, 0.3x per streamed
 chunk (burst), 5 ms added at the 99th percentile, 150 MB.
 
-    python benchmarks/gateway.py [--quick]
+With `--tracing` it measures instead what traces cost (gateway_tracing.py).
+
+    python benchmarks/gateway.py [--quick] [--tracing]
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ def core_microseconds(path: Path | None) -> float:
     return float(done.stdout)
 
 
-def config(policy: str) -> str:
+def config(policy: str, tracing: dict[str, object] | None = None) -> str:
     """A gateway's configuration."""
     classes = [
         {"name": name, "priority": priority, "reserved": reserved, "match": {"header": "x-tier", "value": name}}
@@ -172,15 +174,30 @@ def config(policy: str) -> str:
     ]
     document = {
         "cluster": "bench", "servedName": "bench", "model": "bench", "sloTtftSeconds": 60, "sloTpotSeconds": 10,
-        "admission": {"policy": policy, "classes": [*classes, {"name": "free", "priority": 10}]},
+        "admission": {"policy": policy, "classes": [*classes, {"name": "free", "priority": 10}]}, "tracing": tracing,
     }  # fmt: skip
     return json.dumps(document)
+
+
+def gateway_command(prefill: int, decode: int) -> list[str]:
+    """What starts a gateway before two engines."""
+    return [
+        sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--no-prewarm",
+        "--lame-duck-seconds", "0", "--log-level", "WARNING",
+        "--static-worker", f"prefill=http://127.0.0.1:{prefill}?agent={prefill}",
+        "--static-worker", f"decode=http://127.0.0.1:{decode}?agent={decode}",
+    ]  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, less load")
+    parser.add_argument("--tracing", action="store_true", help="what traces cost")
     options = parser.parse_args()
+    if options.tracing:
+        from gateway_tracing import main as tracing
+
+        return tracing(options.quick)
     scale = 3 if options.quick else 1
     rounds = 3 if options.quick else 7
     loads = [
@@ -189,12 +206,7 @@ def main() -> int:
         Load("paced", 100, 400 // scale, CHUNKS),
     ]
     prefill, decode, theirs, prometheus, *ours = free_ports(7)
-    gateway = [
-        sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", "127.0.0.1", "--no-prewarm",
-        "--lame-duck-seconds", "0", "--log-level", "WARNING",
-        "--static-worker", f"prefill=http://127.0.0.1:{prefill}?agent={prefill}",
-        "--static-worker", f"decode=http://127.0.0.1:{decode}?agent={decode}",
-    ]  # fmt: skip
+    gateway = gateway_command(prefill, decode)
     script = Path(sys.executable).with_name("vllm-router")
     router = [
         str(script if script.exists() else shutil.which("vllm-router")), "--host", "127.0.0.1", "--port", str(theirs),

@@ -64,13 +64,20 @@ class PrometheusServer:
     its data and its address."""
 
     def __init__(
-        self, folder: Path, *, scrape_interval: str = "500ms", jobs: Sequence[dict[str, Any]] = (), same_jobs: int = 1
+        self,
+        folder: Path,
+        *,
+        scrape_interval: str = "500ms",
+        jobs: Sequence[dict[str, Any]] = (),
+        same_jobs: int = 1,
+        features: Sequence[str] = (),
     ) -> None:
         self._binary = prometheus_binary()
         self._folder = folder
         self._scrape_interval = scrape_interval
         self._jobs = list(jobs)
         self._same_jobs = same_jobs
+        self._features = features
         self._process: asyncio.subprocess.Process | None = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -103,7 +110,7 @@ class PrometheusServer:
             self._process = await asyncio.create_subprocess_exec(
                 str(self._binary), f"--config.file={self._folder}/prometheus.yml",
                 f"--storage.tsdb.path={self._folder}/data", f"--web.listen-address=127.0.0.1:{self._port}",
-                "--log.level=warn", stdout=log, stderr=log,
+                "--log.level=warn", *(f"--enable-feature={name}" for name in self._features), stdout=log, stderr=log,
             )  # fmt: skip
         try:
             async with asyncio.timeout(deadline_seconds(_START_SECONDS)), aiohttp.ClientSession() as session:
@@ -153,9 +160,12 @@ async def prometheus_server(
     scrape_interval: str = "500ms",
     jobs: Sequence[dict[str, Any]] = (),
     same_jobs: int = 1,
+    features: Sequence[str] = (),
 ) -> AsyncIterator[PrometheusServer]:
     """A server that scrapes `targets` with each of `same_jobs`, or what `jobs` find; it is stopped at the end."""
-    server = PrometheusServer(folder, scrape_interval=scrape_interval, jobs=jobs, same_jobs=same_jobs)
+    server = PrometheusServer(
+        folder, scrape_interval=scrape_interval, jobs=jobs, same_jobs=same_jobs, features=features
+    )
     server.scrape(*targets)
     await server.start()
     try:

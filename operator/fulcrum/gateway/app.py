@@ -32,7 +32,7 @@ from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.known_labels import count_from_zero
-from fulcrum.gateway.metrics.counts import CONTENT_TYPE, Metrics
+from fulcrum.gateway.metrics.counts import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
 from fulcrum.gateway.openai.error_object import ErrorForm, error_form
 from fulcrum.gateway.tracing.trace import KEPT_HEADERS, Attributes, Tracing
@@ -95,8 +95,8 @@ class Gateway:
         self.inside_port = settings.inside_port
         self._inside = InternalServer(
             {
-                "/metrics": lambda: (CONTENT_TYPE, self.metrics.render(gauges(self))),
-                "/kv-pairs": lambda: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
+                "/metrics": self._metrics_page,
+                "/kv-pairs": lambda _: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
             },
             {SENT_PATH: self._prefixes.learn},
             {"/health": lambda: None, "/ready": self.not_ready},
@@ -164,6 +164,12 @@ class Gateway:
         self.gateways = gateways
         self.poller.alone = gateways == 1
         self.admission.share(gateways, self._loop.time())
+
+    def _metrics_page(self, accept: str) -> tuple[bytes, bytes]:
+        """OpenMetrics, which has exemplars, only where there can be some."""
+        if self.tracing is not None and OPEN_METRICS in accept:
+            return OPEN_METRICS_CONTENT_TYPE, self.metrics.render(gauges(self), open_metrics=True)
+        return CONTENT_TYPE, self.metrics.render(gauges(self))
 
     def meet(self, hosts: frozenset[str]) -> None:
         """The other ready gateways are at these addresses."""

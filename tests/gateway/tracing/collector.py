@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.machine import eventually
+
+from fulcrum.api.gateway import GatewayTracing
 
 
 @dataclass(frozen=True)
@@ -58,22 +61,28 @@ def _attributes(pairs: Any) -> dict[str, Any]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
 
 
+def well(handler: BaseHTTPRequestHandler) -> None:
+    """Answer as a collector does that took everything."""
+    handler.send_response(200)
+    handler.send_header("content-length", "0")
+    handler.end_headers()
+
+
 @contextmanager
-def collecting() -> Iterator[Collector]:
+def collecting(answer: Callable[[BaseHTTPRequestHandler], None] = well) -> Iterator[Collector]:
     """A collector that listens."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             collector.take(self.path, self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+            answer(self)
 
         def log_message(self, *arguments: object) -> None:
             """Silence."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
     collector.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -83,3 +92,15 @@ def collecting() -> Iterator[Collector]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def traced(collector: Collector, ratio: float = 1.0) -> dict[str, Any]:
+    """Configuration of a gateway that sends its spans there."""
+    return {"tracing": GatewayTracing(endpoint=collector.url, sampling_ratio=ratio)}
+
+
+async def spans_of(collector: Collector, number: int) -> dict[str, Received]:
+    """Spans by name, when so many have come."""
+    await eventually(lambda: len(collector.spans) >= number, seconds=60, what=f"{number} spans")
+    assert len(collector.spans) == number
+    return {span.name: span for span in collector.spans}

@@ -6,12 +6,10 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
-from tests.gateway.tracing.collector import Collector, Received, collecting
+from tests.gateway.tracing.collector import Collector, spans_of, traced
 
 from fulcrum.api.gateway import GatewayTracing
 from fulcrum.api.names import Role
@@ -24,25 +22,8 @@ BODY = {"model": "m", "prompt": PROMPT, "max_tokens": 3}
 SERVER, CLIENT = 2, 3
 
 
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as found:
-        yield found
-
-
-def traced(collector: Collector, ratio: float = 1.0) -> dict[str, Any]:
-    return {"tracing": GatewayTracing(endpoint=collector.url, sampling_ratio=ratio)}
-
-
-async def spans_of(collector: Collector, number: int) -> dict[str, Received]:
-    """Spans by name, when so many have come."""
-    await eventually(lambda: len(collector.spans) >= number)
-    assert len(collector.spans) == number
-    return {span.name: span for span in collector.spans}
-
-
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_tree_per_request_with_both_legs(make_site: MakeSite, collector: Collector, stream: bool) -> None:
+async def test_one_tree_per_request_with_both_legs(collector: Collector, make_site: MakeSite, stream: bool) -> None:
     site = await make_site(Engine("p", Role.PREFILL), Engine("d", Role.DECODE), config=traced(collector))
     answer = await site.post({**BODY, "stream": stream})
     assert answer.status == 200
@@ -81,7 +62,7 @@ async def test_one_tree_per_request_with_both_legs(make_site: MakeSite, collecto
     assert await site.metric('fulcrum_gateway_trace_spans_total{outcome="exported"}') == 3
 
 
-async def test_sampled_parent_is_continued(make_site: MakeSite, collector: Collector) -> None:
+async def test_sampled_parent_is_continued(collector: Collector, make_site: MakeSite) -> None:
     site = await make_site(Engine("w", Role.MIXED), config=traced(collector, ratio=0.0))
     await site.post(BODY, headers=f"traceparent: 00-{TRACE}-{SPAN}-01\r\ntracestate: a=1\r\n")
     spans = await spans_of(collector, 2)
@@ -94,7 +75,7 @@ async def test_sampled_parent_is_continued(make_site: MakeSite, collector: Colle
 
 
 async def test_unsampled_parent_is_passed_on_and_told_to_no_collector(
-    make_site: MakeSite, collector: Collector
+    collector: Collector, make_site: MakeSite
 ) -> None:
     site = await make_site(Engine("w", Role.MIXED), config=traced(collector))
     await site.post(BODY, headers=f"traceparent: 00-{TRACE}-{SPAN}-00\r\n")
@@ -105,7 +86,7 @@ async def test_unsampled_parent_is_passed_on_and_told_to_no_collector(
 
 
 async def test_request_without_parent_is_not_traced_by_engines_either(
-    make_site: MakeSite, collector: Collector
+    collector: Collector, make_site: MakeSite
 ) -> None:
     site = await make_site(Engine("w", Role.MIXED), config=traced(collector, ratio=0.0))
     await site.post(BODY)
@@ -113,7 +94,7 @@ async def test_request_without_parent_is_not_traced_by_engines_either(
     assert not collector.spans
 
 
-async def test_failed_leg_and_the_next_attempt_are_in_one_tree(make_site: MakeSite, collector: Collector) -> None:
+async def test_failed_leg_and_the_next_attempt_are_in_one_tree(collector: Collector, make_site: MakeSite) -> None:
     async def breaks(engine: Engine, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if not any(each.seen for each in others if each is not engine):
             writer.transport.abort()
@@ -134,7 +115,7 @@ async def test_failed_leg_and_the_next_attempt_are_in_one_tree(make_site: MakeSi
     assert not root.failed
 
 
-async def test_refusal_is_told_with_its_reason(make_site: MakeSite, collector: Collector) -> None:
+async def test_refusal_is_told_with_its_reason(collector: Collector, make_site: MakeSite) -> None:
     site = await make_site(config=traced(collector))
     assert (await site.post(BODY)).status == 503
     spans = await spans_of(collector, 1)

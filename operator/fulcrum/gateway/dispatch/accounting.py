@@ -69,7 +69,8 @@ class Accounts:
         code = error.status.value if error is not None else int(exchange.response.status)
         metrics = self._metrics
         metrics.requests[exchange.route, code, reason, exchange.qos_class] += 1
-        metrics.duration_seconds.observe(duration_seconds)
+        trace_id = exchange.trace.trace_id if exchange.trace is not None else ""
+        metrics.duration_seconds.observe(duration_seconds, trace_id)
         counts = metrics.of_class(exchange.qos_class)
         if exchange.request is not None:
             self._prompt(exchange, exchange.request, counts)
@@ -78,7 +79,7 @@ class Accounts:
                     _used(exchange, code) - exchange.incoming.prompt_tokens - exchange.incoming.output_tokens
                 )
             if error is None and code == _OK:
-                self._answer(exchange, exchange.request, counts, duration_seconds)
+                self._answer(exchange, exchange.request, counts, duration_seconds, trace_id)
             elif self.has_slo and (refused := judge_refusal(code, reason)) is not None:
                 asks = exchange.incoming is not None and self._asks_more(exchange.incoming)
                 if asks:
@@ -90,9 +91,10 @@ class Accounts:
             logger.log(
                 level,
                 "request id=%s route=%s class=%s code=%d reason=%s path=%s attempts=%d seconds=%.4f prompt_tokens=%s "
-                "output_tokens=%s",
+                "output_tokens=%s%s",
                 exchange.response.request_id.decode(), exchange.route, exchange.qos_class, code, reason or "-",
                 exchange.path, exchange.attempts, duration_seconds, exchange.prompt_tokens, exchange.output_tokens,
+                f" trace={trace_id}" if trace_id else "",
             )  # fmt: skip
 
     def _prompt(self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics) -> None:
@@ -110,7 +112,12 @@ class Accounts:
             counts.expected_prompt_tokens.add(exchange.incoming.prompt_tokens)
 
     def _answer(
-        self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics, duration_seconds: float
+        self,
+        exchange: Exchange,
+        request: InferenceRequest,
+        counts: ClassMetrics,
+        duration_seconds: float,
+        trace_id: str,
     ) -> None:
         output_tokens = exchange.output_tokens
         ttft_seconds = tpot_seconds = None
@@ -121,11 +128,11 @@ class Accounts:
                 self._expect(counts.expected_output_tokens, exchange.incoming)
         if exchange.first_token_at:
             ttft_seconds = exchange.first_token_at - exchange.started_at
-            counts.ttft_seconds.observe(ttft_seconds)
+            counts.ttft_seconds.observe(ttft_seconds, trace_id)
             # Several sequences in one answer (`whole`) share their time: nothing is known of each one's pace.
             if output_tokens is not None and output_tokens > 1 and not request.whole:
                 tpot_seconds = (duration_seconds - ttft_seconds) / (output_tokens - 1)
-                counts.tpot_seconds.observe(tpot_seconds)
+                counts.tpot_seconds.observe(tpot_seconds, trace_id)
         if self.has_slo:
             self._judge(exchange, counts, ttft_seconds, tpot_seconds)
         # The pace of a client that does not keep up is its own; that of a resumed stream is of several workers.

@@ -135,7 +135,8 @@ class Inference:
             if exchange.trace is not None and exchange.trace.sampled:
                 code = int(exchange.response.status) if error is None else error.status.value
                 attributes = request_attributes(exchange, self._served.name, code, error)
-                exchange.trace.end(attributes, failure_type(error))
+                failure = "cancelled" if error is None and code == CLIENT_CLOSED else failure_type(error)
+                exchange.trace.end(attributes, failure)
         except Exception as crash:  # noqa: BLE001  the client's next requests come on the same connection
             request_id = exchange.response.request_id.decode()
             logger.error("account_crashed id=%s error=%s", request_id, describe(crash))  # noqa: TRY400

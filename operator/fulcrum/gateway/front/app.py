@@ -75,7 +75,7 @@ class Front:
         self.port = settings.port
         self.inside_port = settings.inside_port
         self._inside = InternalServer(
-            {"/metrics": lambda: (CONTENT_TYPE, self.metrics.render())},
+            {"/metrics": lambda _: (CONTENT_TYPE, self.metrics.render())},
             probes={"/health": lambda: None, "/ready": self.not_ready},
         )
         self._tasks: list[asyncio.Task[None]] = []

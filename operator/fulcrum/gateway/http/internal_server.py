@@ -21,8 +21,8 @@ MOST_READERS: Final = 192
 """Connections that may have an answer under way which is no probe's; the other places are kept for probes."""
 _TEXT: Final = b"text/plain; charset=utf-8"
 
-Page = Callable[[], tuple[bytes, bytes]]
-"""Content type and body of a page."""
+Page = Callable[[str], tuple[bytes, bytes]]
+"""Content type and body of a page, for an `Accept` header."""
 Inbox = Callable[[bytes], int]
 """Takes a message; returns the status of the answer."""
 Probe = Callable[[], str | None]
@@ -89,7 +89,7 @@ class InternalServer:
                         writer.write(_head(status, keep=more) + b"content-length: 0\r\n\r\n")
                     else:
                         self._silent.pop(writer, None)
-                        writer.write(self._answer(method, rest))
+                        writer.write(self._answer(method, head, rest))
                         more = False
                     await writer.drain()
             writer.close()
@@ -117,13 +117,13 @@ class InternalServer:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         return inbox(await reader.readexactly(int(length)))
 
-    def _answer(self, method: bytes, rest: bytes) -> bytes:
-        status, kind, body = self._find(method, rest.partition(b" ")[0].partition(b"?")[0])
+    def _answer(self, method: bytes, head: bytes, rest: bytes) -> bytes:
+        status, kind, body = self._find(method, rest.partition(b" ")[0].partition(b"?")[0], head)
         return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             _head(status, keep=False), kind, len(body), b"" if method == b"HEAD" else body,
         )  # fmt: skip
 
-    def _find(self, method: bytes, path: bytes) -> tuple[int, bytes, bytes]:
+    def _find(self, method: bytes, path: bytes, head: bytes) -> tuple[int, bytes, bytes]:
         if method not in (b"GET", b"HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"GET and HEAD are allowed here.\n"
         if (probe := self._probes.get(path)) is not None:
@@ -135,7 +135,7 @@ class InternalServer:
             return HTTPStatus.NOT_FOUND, _TEXT, b"Here are: " + b", ".join((*self._pages, *self._probes)) + b"\n"
         if len(self._writers) - len(self._silent) > MOST_READERS:
             return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"Too many answers wait to be read.\n"
-        return HTTPStatus.OK, *page()
+        return HTTPStatus.OK, *page(_fields(head).get("accept", ""))
 
 
 def _head(status: int, *, keep: bool) -> bytes:

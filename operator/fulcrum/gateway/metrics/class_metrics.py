@@ -77,14 +77,16 @@ _CLASS_HISTOGRAMS: Final = (
 )
 
 
-def histogram_lines(classes: Mapping[str, ClassMetrics], labels: Mapping[str, str]) -> Iterator[str]:
-    """Every histogram of every class in Prometheus' text format, each line ended."""
+def histogram_lines(
+    classes: Mapping[str, ClassMetrics], labels: Mapping[str, str], *, exemplars: bool = False
+) -> Iterator[str]:
+    """Every histogram of every class in Prometheus' text format, each line ended; `exemplars`: in OpenMetrics'."""
     common = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
     for attribute, name, documentation in _CLASS_HISTOGRAMS:
         yield f"# HELP {PREFIX}{name} {documentation}\n# TYPE {PREFIX}{name} histogram\n"
         for class_name, counts in classes.items():
             histogram: Histogram = getattr(counts, attribute)
-            yield from histogram.lines(PREFIX + name, f'{common},class="{_escaped(class_name)}"')
+            yield from histogram.lines(PREFIX + name, f'{common},class="{_escaped(class_name)}"', exemplars=exemplars)
 
 
 def _escaped(value: str) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -19,10 +20,13 @@ from fulcrum.gateway.metrics.class_metrics import ClassMetrics, Sum, histogram_l
 from fulcrum.gateway.metrics.histogram import PREFIX, Histogram
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS: Final = "application/openmetrics-text"
+OPEN_METRICS_CONTENT_TYPE: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 DEFAULT_CLASS: Final = "default"
 """QoS class of a request that belongs to no other."""
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_END: Final = b"# EOF\n"
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
 
 
@@ -85,18 +89,21 @@ class Metrics:
             found = self.classes[name] = ClassMetrics()
         return found
 
-    def render(self, gauges: Iterable[Metric]) -> bytes:
-        """Prometheus text exposition."""
+    def render(self, gauges: Iterable[Metric], *, open_metrics: bool = False) -> bytes:
+        """Prometheus' text format, or OpenMetrics' with exemplars."""
         registry = CollectorRegistry(auto_describe=False)
-        families = [*self._families(), *self._class_counters(), *gauges]
+        families = [*self._families(open_metrics), *self._class_counters(), *gauges]
         for family in families:
             family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
         registry.register(_Once(families))
         ProcessCollector(registry=registry)
-        histograms = histogram_lines(self.classes, {**self._labels, "model": self._model})
-        return generate_latest(registry) + "".join(histograms).encode()
+        labels = {**self._labels, "model": self._model}
+        histograms = "".join(histogram_lines(self.classes, labels, exemplars=open_metrics)).encode()
+        if open_metrics:
+            return generate_open_metrics(registry).removesuffix(_END) + histograms + _END
+        return generate_latest(registry) + histograms
 
-    def _families(self) -> Iterator[Metric]:
+    def _families(self, exemplars: bool) -> Iterator[Metric]:
         yield counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
         yield counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
         yield counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
@@ -113,7 +120,9 @@ class Metrics:
             "prefix_batches", "Messages between gateways about what they sent where.", ("outcome",),
             _single(self.prefix_batches),
         )  # fmt: skip
-        yield self.duration_seconds.family("request_duration_seconds", "From a complete request to its answer's end.")
+        yield self.duration_seconds.family(
+            "request_duration_seconds", "From a complete request to its answer's end.", exemplars=exemplars
+        )
         yield self.prefill_leg_seconds.family("prefill_leg_seconds", "Time of the prefill leg.")
         yield self.resume_gap_seconds.family(
             "resume_gap_seconds", "From the loss of a stream's worker to the next token from another."

@@ -47,6 +47,16 @@ def read_parent(headers: Mapping[str, str]) -> Parent | None:
     )
 
 
+def new_trace_id() -> int:
+    """Return an id that no other trace has."""
+    return _random.getrandbits(128) | 1
+
+
+def new_span_id() -> int:
+    """Return an id that no other span of its trace has."""
+    return _random.getrandbits(64) | 1
+
+
 def chosen(ratio: float) -> bool:
     """Whether a request without a parent is one of the share `ratio` that is traced."""
     return _random.random() < ratio
@@ -62,4 +72,4 @@ def unsampled_lines(parent: Parent | None) -> bytes:
     """Return the same for a request that is not traced: with its client's ids, or with ids of no span at all."""
     if parent is not None:
         return header_lines(parent.trace_id, parent.span_id, parent.state, sampled=False)
-    return header_lines(_random.getrandbits(128) | 1, _random.getrandbits(64) | 1, "", sampled=False)
+    return header_lines(new_trace_id(), new_span_id(), "", sampled=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,6 +11,9 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from fulcrum.gateway.tracing.collector_session import CollectorSession
+from fulcrum.gateway.tracing.encode import encode
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +25,14 @@ EXPORT_SECONDS: Final = 3.0
 """Longest try to send a batch, repetitions included."""
 
 
+class _Exporter(OTLPSpanExporter):
+    """The SDK's, with its settings from the environment, but for the encoder."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        sent = self._client.export(encode(spans)).success
+        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
+
+
 class CountedExporter(SpanExporter):
     """Sends spans and counts what became of them; runs in the thread of its processor."""
 
@@ -28,14 +40,15 @@ class CountedExporter(SpanExporter):
         # It logs each failure; the counter says that, and a line here when it begins and when it ends.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._url = url
-        self._inner = OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECONDS)
+        self._inner = _Exporter(endpoint=url, timeout=EXPORT_SECONDS, session=CollectorSession())
         self.exported = 0
         self.failed = 0
         self._failing = False
-        self._leaving = False
+        self._leave_by: float | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self._leaving and self._failing:  # a gateway that ends must not wait for a dead collector batch by batch
+        # A gateway that ends must not wait for a dead or slow collector batch by batch.
+        if self._leave_by is not None and (self._failing or time.monotonic() > self._leave_by):
             self.failed += len(spans)
             return SpanExportResult.FAILURE
         result = self._inner.export(spans)
@@ -53,11 +66,11 @@ class CountedExporter(SpanExporter):
         return result
 
     def leave(self) -> None:
-        """What cannot be sent from here on is given up after one try."""
-        self._leaving = True
+        """From here on one failure, or `EXPORT_SECONDS` in all, end the sending."""
+        self._leave_by = time.monotonic() + EXPORT_SECONDS
 
     def shutdown(self) -> None:
-        self._inner.shutdown()
+        self._inner.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return True
@@ -90,7 +103,7 @@ class BoundedQueue(SpanProcessor):
 
     def shutdown(self) -> None:
         self._exporter.leave()
-        self._inner.shutdown()
+        self._inner.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._inner.force_flush(timeout_millis)

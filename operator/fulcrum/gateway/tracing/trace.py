@@ -31,6 +31,8 @@ class RequestTrace(Protocol):
 
     sampled: bool
     """Its spans are wanted."""
+    trace_id: str
+    """As 32 hexadecimal digits; empty where it is not sampled."""
     headers: bytes
     """For legs of a request that is not sampled: they keep the engine from starting a trace of its own."""
 
