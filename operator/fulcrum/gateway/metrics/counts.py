@@ -100,7 +100,8 @@ class Metrics:
         labels = {**self._labels, "model": self._model}
         histograms = "".join(histogram_lines(self.classes, labels, exemplars=open_metrics)).encode()
         if open_metrics:
-            return generate_open_metrics(registry).removesuffix(_END) + histograms + _END
+            text: bytes = generate_open_metrics(registry)  # type: ignore[no-untyped-call]
+            return text.removesuffix(_END) + histograms + _END
         return generate_latest(registry) + histograms
 
     def _families(self, exemplars: bool) -> Iterator[Metric]:
