@@ -41,8 +41,8 @@ PLAIN = {
     "a long tuple of numbers as a constant, which mypyc does not set": ("gateway/metrics/class_metrics",),
     "no request waits for it": (
         "gateway/http/internal_server", "gateway/http/peer", "gateway/openai/openapi",
-        "gateway/openai/openapi_requests", "gateway/dispatch/continuation", "gateway/dispatch/crashes",
-        "gateway/metrics/counts", "gateway/workers/learned_speeds",
+        "gateway/openai/openapi_requests", "gateway/openai/openapi_schemas", "gateway/dispatch/continuation",
+        "gateway/dispatch/crashes", "gateway/metrics/counts", "gateway/workers/learned_speeds",
         "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prefix_sharing",
         "gateway/workers/prewarm", "gateway/workers/progress", "gateway/workers/watch",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from api_parity import CALLED, TEXTS, Apis, calls, question
 from lanes import state_folder
 from local_cluster import QUICKSTART, Cluster, local_cluster, wait_until
 from manifests import changed
@@ -26,6 +27,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         gateway={"replicas": 1},
         admission={"policy": "Off"},
         slo={"ttft": "60s", "tpot": "10s"},
+        engine_args=("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     )
     with local_cluster(folder, manifest=manifest) as cluster:
         wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=480)
@@ -42,3 +44,18 @@ def test_completions(real: Cluster, words: int, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_chat(real: Cluster, stream: bool) -> None:
     assert_chat_parity(real, stream=stream)
+
+
+def test_apis(real: Cluster) -> None:
+    asked = question(real)
+    engine = Apis(url=f"http://{real.workers()[0].ip}:8000", key=real.token(), model=real.name)
+    both = Apis(url=real.endpoint(), key="unused", model=real.name)
+    try:
+        alone = {call.__name__: call(engine, asked) for call in TEXTS}
+        assert all(alone.values())
+        assert {call.__name__: call(both, asked) for call in TEXTS} == alone
+        assert calls(both, asked) == [CALLED] * 6
+        assert all("," in path for path in both.paths), both.paths  # two workers for each
+    finally:
+        engine.close()
+        both.close()

@@ -211,10 +211,10 @@ async def test_an_answer_of_any_size_is_charged_what_it_took(
     (tmp_path / "one").write_text(json.dumps({"key": "secret-one", "tokensPerMinute": 1_000_000}))
     site = await make_site(Engine("m", Role.MIXED, behave=long), config={"api_keys_directory": str(tmp_path)})
     (key,) = site.gateway.admission.keys.keys  # type: ignore[union-attr]
-    full = key._tokens._left
+    full = key._allowance._tokens._left
     answer = await site.post(BODY | {"max_tokens": 600, "logprobs": 5}, headers="Authorization: Bearer secret-one\r\n")
     assert answer.status == 200
-    assert round(full - key._tokens._left) == 502
+    assert round(full - key._allowance._tokens._left) == 502
 
 
 async def test_an_answer_that_does_not_say_costs_what_was_expected(make_site: MakeSite, tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ async def test_an_answer_that_does_not_say_costs_what_was_expected(make_site: Ma
     (tmp_path / "one").write_text(json.dumps({"key": "secret-one", "tokensPerMinute": 1_000_000}))
     site = await make_site(Engine("m", Role.MIXED, behave=silent), config={"api_keys_directory": str(tmp_path)})
     (key,) = site.gateway.admission.keys.keys  # type: ignore[union-attr]
-    full = key._tokens._left
+    full = key._allowance._tokens._left
     assert (await site.post(BODY, headers="Authorization: Bearer secret-one\r\n")).status == 200
-    assert round(full - key._tokens._left) >= 8
+    assert round(full - key._allowance._tokens._left) >= 8
 
 
 async def test_a_field_of_the_other_route_changes_no_limit(make_site: MakeSite) -> None:

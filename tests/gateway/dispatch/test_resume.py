@@ -175,18 +175,23 @@ async def test_prompt_ids_are_for_those_who_ask(make_site: MakeSite) -> None:
         ({"return_token_ids": False}, "in several parts"),
         ({"logprobs": 1}, "more in it than text"),
         ({"response_format": {"type": "json_object"}}, "more in it than text"),
+        ({"structured_outputs": {"json": {"type": "object"}}}, "more in it than text"),
         ({"n": 2}, "in several parts"),
+        (CHAT | {"logprobs": True, "top_logprobs": 2}, "more in it than text"),
+        (CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, "more in it than text"),
     ],
 )
 async def test_what_cannot_go_on_ends_with_an_error(make_site: MakeSite, more: dict[str, Any], why: str) -> None:
     site, models = await two_each(make_site)
     cut_all(models, Cut(3, "reset"))
-    answer = await site.post(PROMPT | more)
+    path = "/v1/chat/completions" if "messages" in more else "/v1/completions"
+    answer = await site.post(more if "messages" in more else PROMPT | more, path)
     assert not answer.complete
     last = json.loads(answer.body.decode().split("\n\n")[-2].removeprefix("data: "))
     assert last["error"]["code"] == "upstream_failed"
     assert why in last["error"]["message"]
     assert await site.metric('fulcrum_gateway_resumes_total{outcome="impossible"}') == 1
+    assert await site.metric(f'fulcrum_gateway_requests_total{{route="{path}",reason="UpstreamFailed"}}') == 1
 
 
 @pytest.mark.parametrize("more", [{"tools": None, "logprobs": None}, {"response_format": {"type": "text"}}, {"n": 1}])

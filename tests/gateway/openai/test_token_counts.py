@@ -57,8 +57,8 @@ def keyed(folder: Path, tokens_per_minute: int = 1_000_000) -> dict[str, Any]:
 def charged(site: Any) -> Callable[[], int]:
     """Tokens that the key has been charged, without what trickled back since."""
     (key,) = site.gateway.admission.keys.keys
-    full = key._tokens._left
-    return lambda: round(full - key._tokens._left)
+    full = key._allowance._tokens._left
+    return lambda: round(full - key._allowance._tokens._left)
 
 
 @pytest.mark.parametrize("legs", [1, 2])
