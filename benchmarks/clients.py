@@ -1,0 +1,130 @@
+"""Unmodified clients and load generators against an endpoint of real engines: which of their calls work.
+
+    python benchmarks/clients.py                              # brings up a cluster of one prefill and one decode worker
+    python benchmarks/clients.py --endpoint URL --model NAME  # uses the one that is there
+
+Clients: openai, anthropic, LangChain, LlamaIndex, LiteLLM, each with chat, streams, and tools with a forced choice.
+Load generators: aiperf, guidellm, inference-perf, `vllm bench serve`, each of which runs to its end. They have
+environments of their own under build/, out of requirements/clients.lock and requirements/inference-perf.lock (3.12).
+
+Prints a table, client, call, works, why not, and the share of requests that two engines served. Exits with 1 where a
+call does not work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import yaml
+from clients_loads import GENERATORS, Target, programs_of, run
+from local_cluster import QUICKSTART, REPOSITORY, Cluster, local_cluster, wait_until
+
+from fulcrum.api.names import PORT_GATEWAY_INSIDE
+
+MODEL_FOLDER = Path.home() / ".cache" / "fulcrum" / "models" / "smollm2"
+READY_SECONDS = 480.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
+    parser.add_argument("--endpoint", help="a gateway's URL, without /v1")
+    parser.add_argument("--model", default="quickstart", help="the name that it serves")
+    parser.add_argument("--tokenizer", type=Path, default=MODEL_FOLDER, help="folder of its tokenizer")
+    parser.add_argument("--only", choices=("calls", "loads"))
+    parser.add_argument("--keep", type=Path, help="folder for what the generators print and write")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        endpoint, cluster = options.endpoint, None
+        if endpoint is None:
+            cluster = stack.enter_context(bring_up(folder / "home"))
+            endpoint = cluster.endpoint()
+        target = Target(url=endpoint, model=options.model, tokenizer=options.tokenizer.resolve())
+        rows = []
+        if options.only != "loads":
+            rows += calls(target)
+        if options.only != "calls":
+            rows += loads(target, folder)
+        if cluster is not None:
+            print(split_legs(cluster))
+    sys.exit(show(rows))
+
+
+@contextmanager
+def bring_up(home: Path) -> Iterator[Cluster]:
+    """`examples/quickstart.yaml` with one worker for each role. Promises are so wide that no request is turned away."""
+    document = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
+    spec = document["spec"]
+    spec["pools"][0]["workers"] = {"min": 2, "max": 2}
+    spec["slo"] = {"ttft": "60s", "tpot": "10s"}
+    spec["gateway"] = {"replicas": 1}
+    # Without a parser vLLM answers with the arguments as text, even where the choice is forced.
+    spec["engine"]["args"] = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    home.mkdir(parents=True, exist_ok=True)
+    manifest = home / "clients.yaml"
+    manifest.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    with local_cluster(home, manifest=manifest) as cluster:
+        wait_until("the cluster to be Available", lambda: cluster.condition("Available") == "True", seconds=480)
+        wait_until("1P:1D", lambda: cluster.roles() == {"prefill": 1, "decode": 1}, seconds=READY_SECONDS)
+        yield cluster
+
+
+def calls(target: Target) -> list[tuple[str, str, str]]:
+    """Rows of the clients: client, call, why it does not work."""
+    programs = programs_of("clients", REPOSITORY)
+    assert programs is not None
+    job = json.dumps({"url": target.url, "model": target.model})
+    done = subprocess.run(
+        [programs / "python", "-P", Path(__file__).with_name("clients_calls.py")],
+        input=job, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"clients_calls.py ended with {done.returncode}")
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def loads(target: Target, folder: Path) -> list[tuple[str, str, str]]:
+    """Rows of the load generators."""
+    rows = []
+    for generator in GENERATORS:
+        programs = programs_of(generator.environment, REPOSITORY)
+        if programs is None:
+            rows.append((generator.name, "a run", "not tried: it needs Python 3.12, which is not here"))
+            continue
+        version, why = run(generator, programs, target, folder / generator.environment / generator.name.split()[0])
+        rows.append((f"{generator.name} {version}", "a run", why))
+    return rows
+
+
+def split_legs(cluster: Cluster) -> str:
+    """How many legs of each kind the gateway has had answered."""
+    gateway = cluster.pods("gateway")[0]
+    url = f"http://{gateway['status']['podIP']}:{PORT_GATEWAY_INSIDE}/metrics"
+    import urllib.request
+
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    legs = [line for line in text.splitlines() if line.startswith("fulcrum_gateway_legs_total")]
+    return "\n".join(legs)
+
+
+def show(rows: list[tuple[str, str, str]]) -> int:
+    """Print the table; the exit code."""
+    print("\n| client | call | works | why not |\n|---|---|---|---|")
+    for client, call, why in rows:
+        short = " ".join(why.split())[:200].replace("|", "/")
+        print(f"| {client} | {call} | {'no' if why else 'yes'} | {short} |")
+    failed = sum(bool(why) for _, _, why in rows)
+    print(f"\n{len(rows) - failed} of {len(rows)} work")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    main()
