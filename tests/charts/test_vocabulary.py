@@ -13,6 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.conftest import MakeSite, make_site
 
+from fulcrum.api.gateway import GatewayTracing
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import ScaleConditionType
@@ -55,7 +56,8 @@ def families(page: bytes) -> dict[str, str]:
 
 async def exported(make: MakeSite) -> dict[str, str]:
     """Every metric of gateway, operator and worker, with its type; a family without a sample counts, too."""
-    site = await make(slo_seconds=(1.0, 1.0))
+    traced = {"tracing": GatewayTracing(endpoint="http://127.0.0.1:9", sampling_ratio=0.0)}
+    site = await make(slo_seconds=(1.0, 1.0), config=traced)
     everything = {**families((await site.page()).encode()), **families(Metrics().page()), **families(worker_page())}
     everything |= families(FrontMetrics({}).render())
     gauges = (
