@@ -85,7 +85,9 @@ async def test_prometheus_keeps_them(collector: Collector, make_site: MakeSite, 
         query = urllib.parse.urlencode({"query": series, "start": 0, "end": 1 << 33})
 
         def asked() -> Any:
-            with urllib.request.urlopen(f"{server.url}/api/v1/query_exemplars?{query}", timeout=30) as answer:
+            with urllib.request.urlopen(
+                f"{server.url}/api/v1/query_exemplars?{query}", timeout=deadline_seconds(30)
+            ) as answer:
                 return json.load(answer)["data"]
 
         found = await eventually(lambda: asyncio.to_thread(asked), what="an exemplar")

@@ -37,7 +37,8 @@ def decode_attainment(
     """
     pool, groups = _pool(demand, tuple(stations))
     inside = tpot_inside(demand, pool, groups, tpot_seconds=tpot_seconds, wait_seconds=wait_seconds)
-    return inside * _pulled(demand, stations, wait_seconds, senders, early=False)
+    # Weighted sums may come out a rounding error above 1.
+    return min(inside * _pulled(demand, stations, wait_seconds, senders, early=False), 1.0)
 
 
 def decode_admitted(
