@@ -43,6 +43,12 @@ def gateway_rate(metric: str, by: str, extra: str = "") -> str:
     return each_once(f"rate(fulcrum_gateway_{metric}{{{CLUSTER}{extra}}}[$__rate_interval])", by)
 
 
+def front_rate(metric: str, by: str) -> str:
+    """Return the query for the rate of one of the fronts' counters, by front."""
+    counted = f'rate(fulcrum_front_{metric}{{fulcrum_namespace=~"$namespace"}}[$__rate_interval])'
+    return each_once(counted, f"fulcrum_front, {by}")
+
+
 DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
     "fleet": (
         "Fulcrum / Fleet",
@@ -80,6 +86,22 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 unit="short",
                 about="Degraded, by reason; docs/reference/reasons.md says what to do about each.",
                 queries={CLUSTER_NAME + " {{reason}}": f'{OPERATOR}_condition{{{CLUSTER},condition="Degraded"}} == 1'},
+            ),
+            Panel(
+                title="Requests of InferenceGateways, by model and cluster",
+                unit="reqps",
+                about="Where each front sent its requests; no cluster: the front answered itself.",
+                queries={"{{fulcrum_front}} {{model}} {{cluster}}": front_rate("requests_total", "model, cluster")},
+            ),
+            Panel(
+                title="Requests that a cluster of an InferenceGateway did not serve",
+                unit="reqps",
+                about="By why: the cluster's status, how the connection failed, silent, or full.",
+                queries={
+                    "{{fulcrum_front}} {{model}} {{cluster}} {{why}}": front_rate(
+                        "fallbacks_total", "model, cluster, why"
+                    )
+                },
             ),
         ),
     ),
