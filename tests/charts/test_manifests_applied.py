@@ -87,7 +87,7 @@ def test_the_namespaced_overlay_needs_nothing_but_its_namespace(server: ApiServe
 def test_the_monitoring_overlay(server: ApiServer) -> None:
     names = applied(server, "-k", str(MANIFESTS / "overlays/monitoring"))
     kinds = [name.partition("/")[0] for name in names]
-    assert kinds.count("podmonitor.monitoring.coreos.com") == 2
+    assert kinds.count("podmonitor.monitoring.coreos.com") == 3
     assert kinds.count("configmap") == 4
     assert "prometheusrule.monitoring.coreos.com/fulcrum" in names
 
