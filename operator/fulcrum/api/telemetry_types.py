@@ -74,7 +74,7 @@ def endpoint_problem(endpoint: str) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname or not endpoint.isprintable() or " " in endpoint:
         return f"{endpoint!r} is no http(s) URL; {_WRITE}"
     if parts.username is not None:
-        return f"a URL with a user or password; put credentials into OTEL_EXPORTER_OTLP_HEADERS, and {_WRITE}"
+        return f"a URL with a user or password; let a collector beside the gateways add credentials, and {_WRITE}"
     if port == _GRPC_PORT:
         return f"port {_GRPC_PORT} is OTLP over gRPC; use the collector's port for OTLP over HTTP, 4318 by default"
     return None
