@@ -164,7 +164,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "google
     [
         ("collector:4318", "http://collector.monitoring:4318"),
         ("http://collector:4317", "4318"),
-        ("http://user:word@collector:4318", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("http://user:word@collector:4318", "let a collector beside"),
         ("http://collector:99999", "http://collector.monitoring:4318"),
     ],
 )
