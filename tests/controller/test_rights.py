@@ -28,7 +28,7 @@ from tests.controller.cluster import (
 from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig
-from fulcrum.controller.kube import INFERENCE_SCALE, LEADER_WORKER_SET
+from fulcrum.controller.kube import INFERENCE_GATEWAY, INFERENCE_SCALE, LEADER_WORKER_SET
 
 pytestmark = pytest.mark.integration
 
@@ -38,6 +38,7 @@ VERBS = {"POST": ("create",), "PUT": ("update",), "APPLY": ("patch", "create")}
 """Verbs of a request; applying an object that is not there yet takes the right to create it."""
 NOT_CALLED: dict[Right, str] = {
     ("fulcrum.dev", "inferenceclusters/finalizers", "update"): "asked for by admission where owner references block",
+    ("fulcrum.dev", "inferencegateways/finalizers", "update"): "the same, of an InferenceGateway's children",
     ("", "pods", "get"): "whose Pod it is that has the name of a worker already",
     ("", "nodes", "get"): "the node of a Pod that does not end",
     ("", "persistentvolumeclaims", "get"): "whether all workers can mount the claim of a KV pool",
@@ -132,6 +133,7 @@ async def live(cluster: Cluster) -> None:
 
         await eventually(gone)
     await scale(cluster)
+    await serve_a_front(cluster)
     await take_several_nodes(cluster)
 
 
@@ -144,6 +146,23 @@ async def scale(cluster: Cluster) -> None:
     for mode, wanted in (("External", 2), ("Manual", 0)):
         await cluster.patch({"spec": {"balance": {"mode": mode}}})
         await eventually(lambda wanted=wanted: count_is(wanted))
+
+
+async def serve_a_front(cluster: Cluster) -> None:
+    """An InferenceGateway gets its children and its status."""
+    manifest = {
+        "apiVersion": "fulcrum.dev/v1alpha1",
+        "kind": "InferenceGateway",
+        "metadata": {"name": "front"},
+        "spec": {"models": [{"name": "m", "backends": [{"cluster": "c"}]}]},
+    }
+    await cluster.api.create(INFERENCE_GATEWAY.collection(cluster.namespace), manifest)
+    path = INFERENCE_GATEWAY.path((cluster.namespace, "front"))
+
+    async def told() -> bool:
+        return bool((await cluster.api.get(path)).get("status", {}).get("conditions"))
+
+    await eventually(told)
 
 
 async def take_several_nodes(cluster: Cluster) -> None:
