@@ -27,11 +27,15 @@ _NOT_TAKEN: Final = {
 }
 """Extensions of vLLM. The first is a prompt that no length or medium is read of."""
 _FALSE: Final = Raw(b"false")
+_NULL: Final = b"null"
 _DISABLED: Final = b'"disabled"'
 
 
 def judge_responses(fields: dict[str, Raw], *, max_model_len: int | None) -> Judged:
     """Judge the fields of one request, and see to it that nothing is stored. Raises RequestError (400)."""
+    # null is as good as absent. Of some fields vLLM takes it and then cannot answer: the answer repeats them.
+    for name in [name for name, value in fields.items() if _is_null(value)]:
+        del fields[name]
     for name in ("stream", "store", "background", "enable_response_messages"):
         check_flag(fields, name)
     for name in _STORED:
@@ -54,6 +58,10 @@ def judge_responses(fields: dict[str, Raw], *, max_model_len: int | None) -> Jud
     truncation = fields.get("truncation")
     whole = truncation is not None and bytes(truncation) != _DISABLED
     return Judged(stream=is_true(fields, "stream"), whole=whole, max_tokens=max_tokens)
+
+
+def _is_null(value: Raw) -> bool:
+    return len(memoryview(value)) == len(_NULL) and bytes(value) == _NULL
 
 
 def _not_stored(name: str) -> RequestError:
