@@ -44,20 +44,14 @@ def command(
         "models": [{"name": "chat", "backends": [{"cluster": "default/a"}]}],
         "clusters": [{"name": "default/a", "host": "10.0.0.9", "port": 8080, "servedName": "chat"}]}}'
     """
-    import gc
-    import logging
     import os
-
-    import uvloop
 
     from fulcrum.gateway.config import ConfigError
     from fulcrum.gateway.front.app import run_front
     from fulcrum.gateway.front.settings import read_front_settings
+    from fulcrum.gateway.process import run_process, start_logging
 
-    logging.basicConfig(
-        level=log_level, format="time=%(asctime)s.%(msecs)03d level=%(levelname)s logger=%(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )  # fmt: skip
+    start_logging(log_level)
     try:
         settings = read_front_settings(
             os.environ,
@@ -70,7 +64,4 @@ def command(
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    # The request path makes little garbage in cycles; what is loaded by now is never garbage.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    uvloop.run(run_front(settings))
+    run_process(run_front(settings))

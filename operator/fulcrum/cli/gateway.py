@@ -69,19 +69,13 @@ def command(
         click.echo(json.dumps(document(), indent=1))
         return
 
-    import gc
-    import logging
     import os
-
-    import uvloop
 
     from fulcrum.gateway.app import run
     from fulcrum.gateway.config import ConfigError, read_settings
+    from fulcrum.gateway.process import run_process, start_logging
 
-    logging.basicConfig(
-        level=log_level, format="time=%(asctime)s.%(msecs)03d level=%(levelname)s logger=%(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )  # fmt: skip
+    start_logging(log_level)
     try:
         settings = read_settings(
             os.environ,
@@ -99,7 +93,4 @@ def command(
         )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    # The request path makes little garbage in cycles; what is loaded by now is never garbage.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    uvloop.run(run(settings))
+    run_process(run(settings))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
@@ -15,7 +13,7 @@ from fulcrum import __version__
 from fulcrum.api.reasons import Reason
 from fulcrum.api.telemetry_types import traces_url
 from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
-from fulcrum.gateway.config import Settings, raise_file_limit
+from fulcrum.gateway.config import Settings
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.routes import Routes
 from fulcrum.gateway.dispatch.serve import Inference
@@ -35,8 +33,8 @@ from fulcrum.gateway.known_labels import count_from_zero
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
 from fulcrum.gateway.openai.error_object import ErrorForm, error_form
+from fulcrum.gateway.process import report_death, serve_until_signalled
 from fulcrum.gateway.tracing.trace import KEPT_HEADERS, Attributes, Tracing
-from fulcrum.gateway.unhandled import log_unhandled
 from fulcrum.gateway.workers.load_poll import LoadPoller
 from fulcrum.gateway.workers.prefix_sharing import SENT_PATH, PrefixSharing, prefix_seed
 from fulcrum.gateway.workers.prewarm import Prewarmer
@@ -231,7 +229,7 @@ class Gateway:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        task.add_done_callback(_report)
+        task.add_done_callback(report_death)
         self._tasks.append(task)
 
     async def _reload(self, keys: KeyRing) -> None:
@@ -279,21 +277,6 @@ def _tracing(settings: Settings) -> Tracing | None:
     return OtlpTracing(url=traces_url(wanted.endpoint), sampling_ratio=wanted.sampling_ratio, resource=resource)
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("background_task_died", exc_info=task.exception())
-
-
 async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(log_unhandled)
-    gateway = Gateway(settings, loop)
-    gateway.places.most = min(settings.max_connections, raise_file_limit() // 2)  # a stream takes two files
-    signalled = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled.set)
-    await gateway.start()
-    await signalled.wait()
-    with contextlib.suppress(asyncio.CancelledError):
-        await gateway.stop()
+    await serve_until_signalled(Gateway(settings, asyncio.get_running_loop()), settings.max_connections)

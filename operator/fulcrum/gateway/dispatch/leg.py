@@ -49,22 +49,18 @@ class LegSender:
         """The answer of `rank`, which may be an error of the client's. Raises LegFailedError.
 
         `headers`: further lines of the request's head, each ended by CRLF. The answer must be complete by the deadline
-        of `exchange`. Another worker is to try when it, or a stream's first byte,
-        has not come for `silence_seconds`, in which its worker has computed nothing either.
+        of `exchange`. Another worker is to try when it, or a stream's first byte, has not come for `silence_seconds`,
+        in which its worker has computed nothing either.
         """
         trace = exchange.trace
-        if trace is None:
-            return self._send(
-                leg, exchange, rank, path, body, headers=headers, silence_seconds=silence_seconds, sink=sink
-            )
-        if not trace.sampled:
+        if trace is not None:
+            if trace.sampled:
+                return self._send_traced(
+                    leg, trace, exchange, rank, path,
+                    body=body, headers=headers, silence_seconds=silence_seconds, sink=sink,
+                )  # fmt: skip
             headers += trace.headers
-            return self._send(
-                leg, exchange, rank, path, body, headers=headers, silence_seconds=silence_seconds, sink=sink
-            )
-        return self._send_traced(
-            leg, trace, exchange, rank, path, body=body, headers=headers, silence_seconds=silence_seconds, sink=sink
-        )
+        return self._send(leg, exchange, rank, path, body, headers=headers, silence_seconds=silence_seconds, sink=sink)
 
     async def _send_traced(
         self,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from fulcrum.api.front import FrontRoutes
 from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey
-from fulcrum.gateway.config import raise_file_limit
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front.asked import hash_key
 from fulcrum.gateway.front.clusters import Clusters
@@ -33,7 +30,7 @@ from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE
 from fulcrum.gateway.openai.error_object import ErrorForm, error_form
-from fulcrum.gateway.unhandled import log_unhandled
+from fulcrum.gateway.process import report_death, serve_until_signalled
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +158,7 @@ class Front:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        task.add_done_callback(_report)
+        task.add_done_callback(report_death)
         self._tasks.append(task)
 
     async def _reload(self) -> None:
@@ -179,21 +176,6 @@ class Front:
             self._clusters.sweep(now)
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("background_task_died", exc_info=task.exception())
-
-
 async def run_front(settings: FrontSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(log_unhandled)
-    front = Front(settings, loop)
-    front.places.most = min(settings.max_connections, raise_file_limit() // 2)  # a stream takes two files
-    signalled = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled.set)
-    await front.start()
-    await signalled.wait()
-    with contextlib.suppress(asyncio.CancelledError):
-        await front.stop()
+    await serve_until_signalled(Front(settings, asyncio.get_running_loop()), settings.max_connections)
