@@ -10,7 +10,7 @@ SOURCES := operator worker_image tests benchmarks charts
 LANES ?= $(shell awk '/^MemTotal:/ {lanes = $$2 < 20000000 ? 0 : 2} END {print lanes + 0}' /proc/meminfo 2>/dev/null || echo 0)
 # Tests of single engines that compare no durations, so that they can run beside those of clusters.
 BESIDE := $(addprefix tests/worker_image/,test_two_engines.py test_engine_failures.py test_kv_check.py test_other_kinds.py \
-  test_roles_at_start.py)
+  test_roles_at_start.py test_pooling.py)
 # Files with tests of engines that run alone: those that compare durations. To collect all of tests/ takes a slow machine a minute.
 ALONE = $(filter-out tests/e2e/% $(BESIDE),$(shell grep -rl 'mark\.engine' tests --include='test_*.py'))
 
@@ -60,7 +60,7 @@ generated:
 	@echo "[check] generated files" && $(BIN)/fulcrum crd --check crds/fulcrum.dev_inferenceclusters.yaml && $(BIN)/fulcrum crd --kind InferenceScale --check crds/fulcrum.dev_inferencescales.yaml && $(BIN)/fulcrum crd --kind InferenceGateway --check crds/fulcrum.dev_inferencegateways.yaml && $(BIN)/python charts/generate.py --check
 
 documentation:
-	@echo "[check] documentation" && sh requirements/tool.sh mkdocs && NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
+	@echo "[check] documentation" && sh requirements/tool.sh mkdocs && { NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --strict > $(VENV)/mkdocs.log 2>&1 || { cat $(VENV)/mkdocs.log; exit 1; }; }
 
 unit: install  ## Tests that start no process of ours
 	$(PYTEST) -m "not integration and not engine" -n 2 --quiet
@@ -82,6 +82,7 @@ compare: install  ## Auto against fixed ratios, rejection against none, FP8 KV a
 bench: install  ## The benchmarks that back a claim (the last two start real engines)
 	$(BIN)/python benchmarks/forecast.py
 	$(BIN)/python benchmarks/queueing.py
+	$(BIN)/python benchmarks/waiting.py
 	$(BIN)/python benchmarks/splits.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/scaling.py --hours 1
@@ -117,7 +118,7 @@ lock:  ## Resolve the lock files again (needs uv)
 
 docs:  ## The documentation as a site, in build/docs (installs 160 MB beside the rest)
 	@sh requirements/tool.sh mkdocs
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs/bin/mkdocs build --strict
 	@echo "[docs] build/docs/index.html"
 
 images:  ## Images of the control plane and the worker, with docker or podman (IMAGES, TAG; ROCM=1: for AMD, too)

@@ -24,27 +24,33 @@ except ImportError:  # a compiled copy needs no hatchling
 
 PACKAGE = Path(__file__).parent / "operator" / "fulcrum"
 PACKAGES = (
-    "routing", "admission", "gateway/http", "gateway/openai", "gateway/dispatch", "gateway/metrics", "gateway/workers",
+    "routing", "admission", "front", "gateway/http", "gateway/api_formats", "gateway/dispatch", "gateway/front",
+    "gateway/metrics", "gateway/workers",
 )  # fmt: skip
 """Where all modules are compiled but those below. `benchmarks/compiled.py` measures what each package saves of the CPU
 time of a request, or of a streamed chunk: 5 % is what it should save."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
         "routing/pairs", "routing/path", "routing/restoring", "routing/sent", "routing/tuning",
-        "admission/outcome", "admission/tuning",
+        "admission/outcome", "admission/tuning", "front/conversation", "gateway/front/asked", "gateway/front/settings",
         "gateway/http/places", "gateway/http/upstream_answer",
-        "gateway/openai/inference_request", "gateway/openai/media", "gateway/openai/media_blocks",
-        "gateway/openai/named_events", "gateway/openai/error_object",
-        "gateway/openai/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
+        "gateway/api_formats/inference_request", "gateway/api_formats/media", "gateway/api_formats/media_blocks",
+        "gateway/api_formats/named_events", "gateway/api_formats/error_object",
+        "gateway/api_formats/stream_event", "gateway/dispatch/held_prefill", "gateway/dispatch/recovery",
         "gateway/dispatch/resume", "gateway/metrics/slo",
     ),
-    "a long tuple of numbers as a constant, which mypyc does not set": ("gateway/metrics/class_metrics",),
+    "a long tuple of numbers as a constant, which mypyc does not set": (
+        "gateway/front/metrics", "gateway/metrics/class_metrics",
+    ),
     "no request waits for it": (
-        "gateway/http/internal_server", "gateway/http/peer", "gateway/openai/openapi",
-        "gateway/openai/openapi_requests", "gateway/openai/openapi_schemas", "gateway/dispatch/continuation",
-        "gateway/dispatch/crashes", "gateway/metrics/counts", "gateway/workers/learned_speeds",
-        "gateway/workers/canary", "gateway/workers/load_poll", "gateway/workers/prefix_sharing",
-        "gateway/workers/prewarm", "gateway/workers/progress", "gateway/workers/watch",
+        "front/report", "front/routes", "gateway/front/app", "gateway/front/heartbeat", "gateway/front/object_watch",
+        "gateway/front/pages", "gateway/http/internal_server", "gateway/http/passage", "gateway/http/peer",
+        "gateway/api_formats/openapi", "gateway/api_formats/openapi_batches",
+        "gateway/api_formats/openapi_requests", "gateway/api_formats/openapi_schemas",
+        "gateway/dispatch/continuation", "gateway/dispatch/crashes", "gateway/metrics/counts",
+        "gateway/workers/learned_speeds", "gateway/workers/canary", "gateway/workers/load_poll",
+        "gateway/workers/prefix_sharing", "gateway/workers/prewarm", "gateway/workers/progress",
+        "gateway/workers/watch",
     ),
 }  # fmt: skip
 """Modules of these packages that stay Python, by the reason."""

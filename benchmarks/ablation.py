@@ -63,7 +63,7 @@ def named(entry: Ablation, wanted: list[str]) -> bool:
 
 def attained(scenario: Scenario, entry: Ablation | None = None) -> float:
     """Return ours' attainment, without the entry."""
-    return run_ours(scenario, without=entry).attainment
+    return run_ours(scenario, without=entry).summary.attainment
 
 
 def printed(entry: Ablation, lost: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:

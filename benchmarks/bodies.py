@@ -18,7 +18,7 @@ import sys
 
 from _loopback import body_fuzz
 
-from fulcrum.gateway.openai.inference_request import ServedModel
+from fulcrum.gateway.api_formats.inference_request import ServedModel
 
 SHOWN = 20
 """Bodies of each kind that are printed."""

@@ -3,7 +3,8 @@
     python benchmarks/clients.py                              # brings up a cluster of one prefill and one decode worker
     python benchmarks/clients.py --endpoint URL --model NAME  # uses the one that is there
 
-Clients: openai, anthropic, LangChain, LlamaIndex, LiteLLM, each with chat, streams, and tools with a forced choice.
+Clients: openai, anthropic, LangChain, LlamaIndex, LiteLLM, each with chat, streams, and tools with a forced choice;
+reasoning of chats and messages. An endpoint needs vLLM's parsers of tools and reasoning, as `bring_up` sets them.
 Load generators: aiperf, guidellm, inference-perf, `vllm bench serve`, each of which runs to its end. They have
 environments of their own under build/, out of requirements/clients.lock and requirements/inference-perf.lock (3.12).
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,11 @@ from fulcrum.api.names import PORT_GATEWAY_INSIDE
 
 MODEL_FOLDER = Path.home() / ".cache" / "fulcrum" / "models" / "smollm2"
 READY_SECONDS = 480.0
+THINKING = {"<file_sep>": "<think>", "<gh_stars>": "</think>"}
+"""Tokens that the small model does not use, and what they are called so that it can be told to think."""
+FIRST_THOUGHT = "Let me think"
+"""The template begins the reasoning with it: after `<think>` alone, which the model was not trained on, its likeliest
+answer is a line break and the end."""
 
 
 def main() -> None:
@@ -65,9 +72,14 @@ def bring_up(home: Path) -> Iterator[Cluster]:
     spec["pools"][0]["workers"] = {"min": 2, "max": 2}
     spec["slo"] = {"ttft": "60s", "tpot": "10s"}
     spec["gateway"] = {"replicas": 1}
-    # Without a parser vLLM answers with the arguments as text, even where the choice is forced.
-    spec["engine"]["args"] = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     home.mkdir(parents=True, exist_ok=True)
+    spec["engine"]["args"] = [
+        # Without a parser vLLM answers with the arguments as text, even where the choice is forced.
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+        # This parser separates reasoning only where a request's `chat_template_kwargs` ask for it.
+        "--reasoning-parser", "deepseek_v3", "--tokenizer", str(thinking_tokenizer(home / "tokenizer")),
+        "--reasoning-config", json.dumps({"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}),
+    ]  # fmt: skip
     manifest = home / "clients.yaml"
     manifest.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     with local_cluster(home, manifest=manifest) as cluster:
@@ -76,17 +88,32 @@ def bring_up(home: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+def thinking_tokenizer(folder: Path) -> Path:
+    """A folder with the model's tokenizer, which has tokens that begin and end reasoning, and a template with them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_FOLDER / name, folder)
+    text = (MODEL_FOLDER / "tokenizer.json").read_text(encoding="utf-8")
+    for unused, name in THINKING.items():
+        text = text.replace(json.dumps(unused), json.dumps(name))
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    template = (MODEL_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    begun = f"{{% if thinking %}}<think>{FIRST_THOUGHT}{{% endif %}}"
+    (folder / "chat_template.jinja").write_text(template + begun, encoding="utf-8")
+    return folder
+
+
 def calls(target: Target) -> list[tuple[str, str, str]]:
     """Rows of the clients: client, call, why it does not work."""
     programs = programs_of("clients", REPOSITORY)
     assert programs is not None
     job = json.dumps({"url": target.url, "model": target.model})
     done = subprocess.run(
-        [programs / "python", "-P", Path(__file__).with_name("clients_calls.py")],
+        [programs / "python", Path(__file__).with_name("client_calls")],
         input=job, stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"clients_calls.py ended with {done.returncode}")
+        raise SystemExit(f"client_calls ended with {done.returncode}")
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 

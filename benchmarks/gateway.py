@@ -14,9 +14,10 @@ of the rate at which the gateway is saturated here, less what the same two legs 
 Fails when the compiled gateway with Predictive misses a target: 0.6x the router's CPU per request, 0.3x per streamed
 chunk (burst), 5 ms added at the 99th percentile, 150 MB.
 
-With `--tracing` it measures instead what traces cost (gateway_tracing.py).
+With `--tracing` it measures instead what traces cost (gateway_tracing.py), with `--record` what the ring of requests
+costs (gateway_record.py).
 
-    python benchmarks/gateway.py [--quick] [--tracing]
+    python benchmarks/gateway.py [--quick] [--tracing | --record]
 """
 
 from __future__ import annotations
@@ -193,11 +194,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, less load")
     parser.add_argument("--tracing", action="store_true", help="what traces cost")
+    parser.add_argument("--record", action="store_true", help="what the ring of requests costs")
     options = parser.parse_args()
-    if options.tracing:
-        from gateway_tracing import main as tracing
+    if options.record or options.tracing:
+        from importlib import import_module
 
-        return tracing(options.quick)
+        beside = import_module("gateway_record" if options.record else "gateway_tracing")
+        return int(beside.main(options.quick))
     scale = 3 if options.quick else 1
     rounds = 3 if options.quick else 7
     loads = [

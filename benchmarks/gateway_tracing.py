@@ -27,8 +27,8 @@ def main(quick: bool) -> int:
     """Measure and print."""
     kind, rounds = Load("whole", 32, 3_000, 1), 7 if quick else 15
     prefill, decode, collector, *ports = free_ports(8)
-    folder = compiled()
     without = copy_without_tracing(ROOT / "build" / "without-tracing")
+    folder = compiled()
 
     def sampled(ratio: float) -> dict[str, object]:
         return {"endpoint": f"http://127.0.0.1:{collector}", "samplingRatio": ratio}

@@ -4,7 +4,7 @@
     python charts/generate.py --check    # exit with 1 and name the files that would change
 
 A value's description is the comment `# --` above it. `# @schema {...}` adds to its schema, and `# @crd PART`
-takes that of a part of InferenceCluster's spec.
+takes that of a part of InferenceCluster's spec; `# @crd inferencegateways PART` that of another kind's.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def _comment(lines: list[str], line: int) -> tuple[str | None, dict[str, Any]]:
     return (said.removeprefix("-- ") if said.startswith("-- ") else None), schema
 
 
-def crd_part(name: str) -> dict[str, Any]:
-    """Return the JSON schema of a part of InferenceCluster's spec, which may be left empty."""
-    crd = yaml.safe_load(CRD.read_text())
+def crd_part(words: str) -> dict[str, Any]:
+    """Return the JSON schema of a part of a spec, which may be left empty: `[PLURAL] PART`."""
+    plural, _, name = words.rpartition(" ")
+    crd = yaml.safe_load((CRD.with_name(f"fulcrum.dev_{plural}.yaml") if plural else CRD).read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     part = _plain(spec["properties"][name])
     for bound in ("required", "minItems", "description", "default"):

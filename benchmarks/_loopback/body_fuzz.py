@@ -14,11 +14,8 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from fulcrum.gateway.dispatch.resume import follow
-from fulcrum.gateway.dispatch.stream_log import StreamLogBudget
-from fulcrum.gateway.errors import RequestError
-from fulcrum.gateway.openai.bodies import read_request
-from fulcrum.gateway.openai.inference_request import (
+from fulcrum.gateway.api_formats.bodies import read_request
+from fulcrum.gateway.api_formats.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
     MESSAGES_PATH,
@@ -27,6 +24,9 @@ from fulcrum.gateway.openai.inference_request import (
     ServedModel,
     ask_for_usage,
 )
+from fulcrum.gateway.dispatch.resume import follow
+from fulcrum.gateway.dispatch.stream_log import StreamLogBudget
+from fulcrum.gateway.errors import RequestError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

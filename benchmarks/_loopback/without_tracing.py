@@ -11,7 +11,7 @@ _EDITS = (
     ("dispatch/serve.py", r"if self\._tracing is not None:", "if False:"),
     ("dispatch/serve.py", r"if exchange\.trace is not None and exchange\.trace\.sampled:", "if False:"),
     ("dispatch/accounting.py", r'exchange\.trace\.trace_id if exchange\.trace is not None else ""', '""'),
-    ("dispatch/leg.py", r"        trace = exchange\.trace\n        if trace is None:\n", "        if True:\n"),
+    ("dispatch/leg.py", r"        trace = exchange\.trace\n        if trace is not None:\n", "        if False:\n"),
 )
 
 

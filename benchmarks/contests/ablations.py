@@ -121,6 +121,9 @@ ABLATIONS: Final = (
     _one("balance.tuning", "TUNING.deadline_margin_seconds", 0.0, "A start is given up as soon as it may be."),
     _one("balance.tuning", "TUNING.sure_failures", 1, "A worker is restarted after one failed canary."),
     _one("balance.tuning", "TUNING.settled_seconds", 0.0, "A worker may be restarted at once."),
+    _one("balance.tuning", "TUNING.silent_seconds", 0.0, "A silent gateway wakes a cluster at once."),
+    _one("balance.tuning", "TUNING.expected_change_seconds", 0.0, "Each change of an expected time is written."),
+    _one("balance.tuning", "TUNING.unmade_seconds", 0.0, "A Pod that is not made at once is a condition."),
     _one("balance.tuning", "TUNING.rejections_end", 1.0, "A condition for rejections ends where it begins."),
     _one("balance.tuning", "TUNING.rejections_least", 0.0, "One rejection of one request is a condition."),
     _one("load.tuning", "TUNING.sigmas", 0.0, "What is measured of bursts is taken for the truth."),
@@ -138,6 +141,8 @@ ABLATIONS: Final = (
     # Sizes, which must have a value: half of it, or twice as coarse.
     _one("admission.tuning", "TUNING.usual_output_tokens", 128.0, "First answers are guessed half as long."),
     _one("admission.tuning", "TUNING.demand_seconds", 10.0, "Demand of classes is remembered half as long."),
+    _one("admission.tuning", "TUNING.pass_share", 0.04, "The queue is looked through half as often."),
+    _one("admission.tuning", "TUNING.pass_refusals", 2, "Half as many that wait are tried at a time."),
     _one("routing.tuning", "TUNING.most_wrong", 1.5, "Half as much is an error of a prediction."),
     _one("routing.tuning", "TUNING.memory_seconds", 5.0, "Workers are remembered half as long."),
     _one("routing.tuning", "TUNING.recent_requests", 25, "Means and margins are learned from half as many."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from contests.ablations import Ablation, switched_off
 from contests.rivals.mooncake import Mooncake, Rejection
@@ -13,16 +13,20 @@ from contests.rivals.threshold import Threshold
 from contests.scenarios import Scenario, layouts
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.load.demand import LatencyTargets
+from fulcrum.rehearsal.policy import Rehearsed
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import Fixed, Ours, Split
 from fulcrum.simulation.policies.fixed import layout_name
 from fulcrum.simulation.policy import Policy
-from fulcrum.simulation.result import Summary
+from fulcrum.simulation.result import Result, Summary
 from fulcrum.simulation.workload import Workload
 
 TURN_SECONDS: Final = 2.0
 """Shortest time between two turns of the planner, as its tick is."""
+COLD_SECONDS: Final = 120.0
+"""Without a load to learn from ours begins as any new cluster does; its rivals know the load before it comes."""
 UTILISATIONS: Final = (0.4, 0.55, 0.7, 0.85)
 """What the threshold autoscaler is run with; the cheapest of those that serve as many as ours counts."""
 SAME: Final = 0.005
@@ -30,35 +34,68 @@ SAME: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one policy came to."""
+
+    summary: Summary
+    settled: float
+    """Attainment of the requests that came after the first `COLD_SECONDS`."""
+
+    @classmethod
+    def of(cls, result: Result, slo: LatencyTargets) -> Self:
+        """Return what a simulation came to."""
+        settled = result.within(slo)[result.workload.arrival_seconds >= COLD_SECONDS]
+        return cls(summary=result.summary(slo), settled=float(settled.mean()) if len(settled) else 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What a scenario came to. Attainments are shares of all requests, 0 to 1."""
 
     scenario: Scenario
-    ours: Summary
+    ours: Run
     best: str
     """The rival that ours is compared with."""
     best_attainment: float
     best_gpu_hours: float
     best_static_attainment: float
     """Of all rivals whose workers keep their roles and that turn no request away or use our admission."""
+    best_settled: float
+    """The most that any rival attained after the first `COLD_SECONDS`; with moving workers, that rival."""
     ratio: float
     """Higher is better. Fixed workers: ours over the best rival's attainment. Moving workers: GPU-hours of the cheapest
     rival with the same attainment over ours; where none has it, 1 and how much ours attains more."""
 
+    @property
+    def settled_ratio(self) -> float:
+        """Ours over the best rival without the first `COLD_SECONDS`."""
+        return self.ours.settled / self.best_settled if self.best_settled else 1.0
 
-def judged(scenario: Scenario) -> Judged:
-    """Run ours and its rivals."""
-    ours = run_ours(scenario)
+
+def judged(scenario: Scenario, *, rehearsed: bool = False) -> Judged:
+    """Run ours and its rivals; `rehearsed`: roles chosen by rehearsal, in the place of ours."""
+    ours = run_rehearsed(scenario) if rehearsed else run_ours(scenario)
     return _of_moving(scenario, ours) if scenario.moving else _of_fixed(scenario, ours)
 
 
-def run_ours(scenario: Scenario, *, without: Ablation | None = None) -> Summary:
+def run_ours(scenario: Scenario, *, without: Ablation | None = None) -> Run:
     """Run the production planner, router and admission alone; all of it, or without one rule."""
-    load, cluster, spec = scenario.workload(), scenario.cluster(), scenario.spec()
+    load, cluster = scenario.workload(), scenario.cluster()
     if without is None:
-        return _run(scenario, load, cluster, Ours(spec, least_turn_seconds=TURN_SECONDS))
+        return _run(scenario, load, cluster, ours_of(scenario))
     with switched_off(without):
-        return _run(scenario, load, cluster, Ours(without.spec(spec), least_turn_seconds=TURN_SECONDS))
+        policy = Ours(without.spec(scenario.spec()), least_turn_seconds=TURN_SECONDS)
+        return _run(scenario, load, cluster, policy)
+
+
+def run_rehearsed(scenario: Scenario) -> Run:
+    """Run a scenario of fixed workers whose roles are chosen by rehearsal alone."""
+    return _run(scenario, scenario.workload(), scenario.cluster(), Rehearsed(scenario.spec()))
+
+
+def ours_of(scenario: Scenario) -> Ours:
+    """Return ours as it is judged."""
+    return Ours(scenario.spec(), least_turn_seconds=TURN_SECONDS)
 
 
 def rivals(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Policy], bool]]:
@@ -77,22 +114,24 @@ def rivals(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Policy], bool
             yield f"{name} Mooncake", make, False
 
 
-def _of_fixed(scenario: Scenario, ours: Summary) -> Judged:
+def _of_fixed(scenario: Scenario, ours: Run) -> Judged:
     load, cluster = scenario.workload(), scenario.cluster()
     found = [(name, static, _run(scenario, load, cluster, make())) for name, make, static in rivals(scenario)]
-    best, _, summary = max(found, key=lambda each: each[2].attainment)
+    best, _, rival = max(found, key=lambda each: each[2].summary.attainment)
+    attainment = rival.summary.attainment
     return Judged(
         scenario=scenario,
         ours=ours,
         best=best,
-        best_attainment=summary.attainment,
-        best_gpu_hours=summary.gpu_hours,
-        best_static_attainment=max(one.attainment for _, static, one in found if static),
-        ratio=ours.attainment / summary.attainment if summary.attainment else 1.0,
+        best_attainment=attainment,
+        best_gpu_hours=rival.summary.gpu_hours,
+        best_static_attainment=max(one.summary.attainment for _, static, one in found if static),
+        best_settled=max(one.settled for _, _, one in found),
+        ratio=ours.summary.attainment / attainment if attainment else 1.0,
     )
 
 
-def _of_moving(scenario: Scenario, ours: Summary) -> Judged:
+def _of_moving(scenario: Scenario, ours: Run) -> Judged:
     load, cluster, pool = scenario.workload(), scenario.cluster(), scenario.pools[0]
     half = max(1, min(2, scenario.workers) // 2)
     found = [
@@ -104,8 +143,14 @@ def _of_moving(scenario: Scenario, ours: Summary) -> Judged:
         )
         for utilisation in UTILISATIONS
     ]
-    equal = [one for one in found if one.attainment >= ours.attainment - SAME]
-    rival = min(equal, key=lambda one: one.gpu_hours) if equal else max(found, key=lambda one: one.attainment)
+    mine = ours.summary
+    equal = [one for one in found if one.summary.attainment >= mine.attainment - SAME]
+    run = (
+        min(equal, key=lambda one: one.summary.gpu_hours)
+        if equal
+        else max(found, key=lambda one: one.summary.attainment)
+    )
+    rival = run.summary
     return Judged(
         scenario=scenario,
         ours=ours,
@@ -113,10 +158,11 @@ def _of_moving(scenario: Scenario, ours: Summary) -> Judged:
         best_attainment=rival.attainment,
         best_gpu_hours=rival.gpu_hours,
         best_static_attainment=0.0,
-        ratio=rival.gpu_hours / ours.gpu_hours if equal else 1 + ours.attainment - rival.attainment,
+        best_settled=run.settled,
+        ratio=rival.gpu_hours / mine.gpu_hours if equal else 1 + mine.attainment - rival.attainment,
     )
 
 
-def _run(scenario: Scenario, load: Workload, cluster: ClusterModel, policy: Policy) -> Summary:
+def _run(scenario: Scenario, load: Workload, cluster: ClusterModel, policy: Policy) -> Run:
     slo = scenario.slo()
-    return simulate(load, cluster, policy, slo=slo).summary(slo)
+    return Run.of(simulate(load, cluster, policy, slo=slo), slo)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count as count_from
-from itertools import islice, product
+from itertools import islice, permutations, product
 from math import ceil
 from typing import Any, Final
 
@@ -23,12 +23,13 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.decode_curve import scaled
 from fulcrum.capacity.known_models import known_model
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import LatencyTargets, promised
 from fulcrum.simulation.arrivals import arrivals, constant
-from fulcrum.simulation.cluster import ClusterModel, PoolModel
+from fulcrum.simulation.cluster import ClusterModel, Links, PoolModel
 from fulcrum.simulation.lengths import LogNormalLengths
 from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
 from fulcrum.simulation.workload import Workload, merged
@@ -52,6 +53,14 @@ FEWEST_REQUESTS: Final = 150
 MOST_SLOWDOWN: Final = 16.0
 START_SECONDS: Final = 45.0
 """From the creation of a Pod to its readiness, where Pods come and go."""
+EVERY: Final = 20
+"""One scenario in so many has a slow link between two unlike pools, and one has workers that share their cores."""
+_SLOW_LINK, _SHARED_CORES = 9, 18
+"""Which ones: the rest of their number divided by `EVERY`."""
+LINK_PREFILLS: Final = (1.0, 10.0)
+"""How long the hand-over of the longest phase's prompt takes over such a link, over the prefill of the slower pool."""
+CROWDED: Final = (1.3, 3.0)
+"""How much longer a step takes while all workers compute that share their cores."""
 KINDS: Final = ("fixed", "phases", "moving", "all")
 _DRAWN: Final = 2_000
 """Lengths that the capacity for a phase is estimated with."""
@@ -130,6 +139,10 @@ class Scenario:
     gateways: int
     moving: bool
     """Pods come and go between 2 and all workers; else all are there all the time."""
+    link_prefills: float = 0.0
+    """What the hand-over of a long prompt between pools takes, over its prefill; 0: what the pools' own links say."""
+    crowded: float = 1.0
+    """How much longer steps take while all workers compute; 1: each has its machine to itself."""
     slowdown: float = 1.0
 
     @property
@@ -152,6 +165,8 @@ class Scenario:
             "gateways": self.gateways > 1,
             "mixed pools": len(self.pools) > 1,
             "moving workers": self.moving,
+            "slow link": self.link_prefills > 0,
+            "shared cores": self.crowded > 1,
             "overload": max(phase.load for phase in self.phases) > 1,
         }
         return frozenset(name for name, true in found.items() if true)
@@ -186,6 +201,8 @@ class Scenario:
                 for pool in self.pools
             ),
             gateways=self.gateways,
+            links=Links(pairs=self._slow_pairs()),
+            crowding=(self.crowded - 1) / (self.workers - 1) if self.crowded > 1 else 0.0,
         )
 
     def spec(self) -> InferenceClusterSpec:
@@ -247,12 +264,23 @@ class Scenario:
             f"{self.classes} classes" if self.classes > 1 else "",
             f"{self.gateways} gateways" if self.gateways > 1 else "",
             "moving" if self.moving else "",
+            f"hand-over {self.link_prefills:.1f} prefills" if self.link_prefills else "",
+            f"shared cores {self.crowded:.1f}x" if self.crowded > 1 else "",
         ]
         return (
             f"{self.model.split('/')[-1]} {pools}, {phases}, spread {self.prompt_spread:.1f}/{self.output_spread:.1f}, "
             f"CV {self.cv:.1f}, {promise.ttft_seconds:.2f} s/{promise.tpot_seconds * 1e3:.0f} ms "
             f"({self.ttft_prefills:.1f}x/{self.tpot_steps:.1f}x)" + "".join(f", {each}" for each in extras if each)
         )
+
+    def _slow_pairs(self) -> dict[tuple[str, str], TransferCost]:
+        """Hand-over between the pools, where the link between them is slow."""
+        if not self.link_prefills:
+            return {}
+        prompt = max(phase.prompt_tokens for phase in self.phases)
+        prefill_seconds = max(speed.prefill_seconds(prompt, prompt**2) for speed in self.speeds().values())
+        cost = TransferCost(base_seconds=0.0, seconds_per_token=self.link_prefills * prefill_seconds / prompt)
+        return {(one.name, other.name): cost for one, other in permutations(self.pools, 2)}
 
     def _promised_seconds(self) -> tuple[float, float]:
         """TTFT and TPOT: of the pool that is slowest at each, so that every worker could keep them when alone."""
@@ -272,10 +300,11 @@ class Scenario:
         cached = np.minimum(_PrefixIds(self).blocks * PREFIX_BLOCK_TOKENS, prompts - 1.0)
         tpot_seconds = self._promised_seconds()[1]
         speeds = self.speeds()
-        return sum(
+        alone = sum(
             pool.workers * capacity_per_second(speeds[pool.name], tpot_seconds, prompts, outputs, cached)
             for pool in self.pools
         )
+        return alone / self.crowded
 
     def _lengths(
         self, phase: ScenarioPhase, count: int, random: np.random.Generator
@@ -394,7 +423,7 @@ def _draw(seed: int, number: int, random: np.random.Generator) -> Scenario:
     prompt, output, load = (_log_uniform(random, *bounds) for bounds in (PROMPT_TOKENS, OUTPUT_TOKENS, LOADS))
     sharing = random.random() < 0.4 and prompt > 4 * PREFIX_BLOCK_TOKENS
     several = random.random() < 0.3
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         number=number,
         model=model,
@@ -412,6 +441,12 @@ def _draw(seed: int, number: int, random: np.random.Generator) -> Scenario:
         gateways=int(random.choice([1, 1, 2, 3])),
         moving=moving,
     )
+    if number % EVERY == _SLOW_LINK:
+        pools = _pools(model, max(2, scenario.workers), random, unlike=True)
+        return replace(scenario, pools=pools, moving=False, link_prefills=_log_uniform(random, *LINK_PREFILLS))
+    if number % EVERY == _SHARED_CORES:
+        return replace(scenario, moving=False, crowded=_log_uniform(random, *CROWDED))
+    return scenario
 
 
 def _phases(

@@ -37,6 +37,7 @@ def test_a_whole_one_is_accepted_and_read() -> None:
         {
             "name": "chat",
             "aliases": ["gpt-4o", "chat-latest"],
+            "adapter": "acme/sql",
             "backends": canary,
             "fallback": [{"cluster": "c"}],
             "auth": {"secretName": "keys"},
@@ -68,6 +69,7 @@ def test_a_whole_one_is_accepted_and_read() -> None:
         (front(model(aliases=["chat"])), "aliases", "remove it"),
         (front(model("one", aliases=["two"]), model("two")), "models", "each name must lead to one model"),
         (front(model("one", aliases=["x"]), model("two", aliases=["x"])), "models", "the same alias"),
+        (front(model(adapter="two words")), "spec.models[0].adapter", "should match"),
         (front(model(limits={"requestsPerMinute": 0})), "limits.requestsPerMinute", "greater than or equal to 1"),
         (front(model(), name="a" * 41), "metadata.name", "at most 40"),
         (front(model(), service={"nodePort": 30000}), "nodePort", "use type NodePort"),

@@ -21,7 +21,7 @@ _CLUSTERS = [
     for folder in ("manifests/samples", "examples")
     for path in sorted((_ROOT / folder).glob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    if document["kind"] == "InferenceCluster"
+    if document["kind"] == "InferenceCluster" and document["spec"]["model"].get("task") != "Pooling"
 ]
 
 

@@ -15,6 +15,7 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import CreateWorker, SetRole, StartDrain, TellRole
 from fulcrum.balance.external import apportion
+from fulcrum.balance.measurements import Callers, Measurements
 from fulcrum.balance.snapshot import served_roles
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
@@ -117,6 +118,7 @@ def test_a_worker_that_was_just_flipped_waits_for_its_dwell_time() -> None:
     ("bounds", "asked", "desired", "said"),
     [
         ((0, 8), (6, 4), (5, 3), "ask for 10 workers in all; workers.max is 8 workers"),
+        ((2, 8), (1, 0), (1, 1), "ask for 1 workers in all; workers.min is 2 workers"),
         ((4, 8), (1, 1), (2, 2), "ask for 2 workers in all; workers.min is 4 workers"),
         ((0, 8), (0, 3), (1, 3), "No role is left without a worker"),
         ((0, 3), (0, 3), (1, 2), "No role is left without a worker"),
@@ -161,6 +163,19 @@ def test_a_mixed_pool_has_one_scale() -> None:
 def test_a_pool_that_is_switched_off_has_no_scale() -> None:
     world = World(external(pool("p", high=4, roles=BOTH), pool("off", high=0, roles=("decode",))))
     assert {each.pool for each in world.plan().scales} == {"p"}
+
+
+def test_a_calm_changes_nothing_that_an_autoscaler_asked_for() -> None:
+    world = running(external(pool("p", high=8, roles=BOTH)), prefill=2, decode=3)
+    world.measurements = Measurements(callers=Callers(quiet_seconds=86_400.0))
+    for asked in ((2, 3), (0, 0)):
+        world.asked = {("p", P): asked[0], ("p", D): asked[1]}
+        world.settle()
+        for _ in range(24):
+            world.pass_time(3600)
+            result = world.plan()
+            assert (result.actions, result.status.sleep) == ((), None)
+        assert all(world.roles().get(role, 0) == max(1, count) for role, count in zip((P, D), asked, strict=True))
 
 
 def test_other_modes_have_no_scales() -> None:

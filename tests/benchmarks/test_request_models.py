@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.machine import deadline_seconds
 
-from fulcrum.gateway.openai import judge, judge_messages, judge_responses
-from fulcrum.gateway.openai.inference_request import MESSAGES_PATH, RESPONSES_PATH
+from fulcrum.gateway.api_formats import judge, judge_messages, judge_responses
+from fulcrum.gateway.api_formats.inference_request import MESSAGES_PATH, RESPONSES_PATH
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "benchmarks" / "bodies.py"

@@ -61,7 +61,8 @@ def test_sixty_scenarios_have_every_feature_and_a_size_that_takes_seconds() -> N
     counts = Counter(feature for scenario in drawn for feature in scenario.features())
     wanted = {
         "few prompts in KV", "very long prompts", "long answers", "bursts", "clock", "phases", "3 phases or more",
-        "shared prefixes", "classes", "gateways", "mixed pools", "moving workers", "overload",
+        "shared prefixes", "classes", "gateways", "mixed pools", "moving workers", "overload", "slow link",
+        "shared cores",
     }  # fmt: skip
     assert set(counts) == wanted
     assert min(counts.values()) >= 3, counts

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import InferenceClusterSpec, ModelTask
 from fulcrum.capacity.kv_dtype import kv_precision, resolved_kv_dtype
 from fulcrum.capacity.model_kinds import ModelKind
 from fulcrum.capacity.precision import Precision
@@ -79,3 +79,9 @@ def test_a_checkpoint_with_scales_is_left_to_vllm_and_may_be_forced() -> None:
     assert resolved_kv_dtype(spec_of(QWEN, H100, dtype="fp8"), kind).problem is None
     for dtype, counted in ((None, Precision.FP8), ("fp8", Precision.FP8), ("bf16", Precision.BF16)):
         assert kv_precision(spec_of(QWEN, H100, dtype=dtype), kind) is counted
+
+
+def test_a_pooling_model_keeps_no_kv_whose_type_would_matter() -> None:
+    spec = spec_of(LLAMA, H100)
+    spec = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, task=ModelTask.POOLING))
+    assert resolved_kv_dtype(spec).dtype.value == "auto"

@@ -9,7 +9,7 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
-from fulcrum.capacity.trust import measured_speed, pool_speed
+from fulcrum.capacity.trust import NO_KV_TOKENS, measured_speed, pool_speed
 
 COEFFICIENTS = SpeedCoefficients(
     prefill_a=0.005, prefill_b=2e-5, prefill_c=1e-9, decode_a=0.008, decode_b=3e-5, decode_c=4e-8
@@ -97,3 +97,11 @@ def test_a_report_without_its_limits_takes_the_prior_s() -> None:
 
 def test_an_engine_that_was_not_measured_is_unknown() -> None:
     assert measured_speed(msgspec.structs.replace(REPORT, speed=None), prior=ROOFLINE) is None
+
+
+def test_memory_limits_no_engine_whose_requests_keep_no_kv() -> None:
+    for told in (None, 16):
+        report = msgspec.structs.replace(REPORT, keeps_kv=False, kv_capacity_tokens=told)
+        speed = measured_speed(report, prior=ROOFLINE)
+        assert speed is not None
+        assert speed.kv_capacity_tokens == NO_KV_TOKENS

@@ -70,7 +70,12 @@ _SCALING = thing(
 _BEHAVIOR = thing(scaleUp=_SCALING, scaleDown=_SCALING)
 _METRIC = thing(
     "type",
-    type={**TEXT, "enum": ["Pods"]},
+    type={**TEXT, "enum": ["Pods", "Resource"]},
+    resource=thing(
+        "name", "target",
+        name={**TEXT, "enum": ["cpu", "memory"]},
+        target=thing("type", type={**TEXT, "enum": ["Utilization"]}, averageUtilization={**COUNT, "minimum": 1}),
+    ),
     pods=thing(
         "metric", "target",
         metric=thing("name", name=TEXT, selector=_SELECTOR),

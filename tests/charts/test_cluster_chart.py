@@ -48,6 +48,15 @@ def test_the_cluster_is_one_that_the_operator_reads(render: Render) -> None:
     assert set(made["spec"]) == {"model", "pools", "slo", "balance"}
 
 
+def test_adapters_are_those_of_the_values(render: Render) -> None:
+    listed = ("adapters.list[0].name=sql", "adapters.list[0].source=/cache/adapters/sql")
+    made = render("fulcrum-cluster", *LEAST, "adapters.max=4", *listed)[CLUSTER]
+    cluster = load_inference_cluster({**made, "metadata": {**made["metadata"], "uid": "u"}})
+    assert cluster.spec.adapters is not None
+    assert [(each.name, each.source) for each in cluster.spec.adapters.list] == [("sql", "/cache/adapters/sql")]
+    assert cluster.spec.adapters.max == 4
+
+
 def test_routes_lead_to_the_gateway(render: Render) -> None:
     objects = render(
         "fulcrum-cluster",
@@ -109,6 +118,9 @@ def test_without_an_autoscaler_the_cluster_says_how_many_gateways(render: Render
         ((*LEAST, "slo.ttfb=1s"), "additional properties 'ttfb' not allowed"),
         ((*LEAST, "pools[0].workers.min=-1"), "/pools/0/workers/min"),
         ((*LEAST, "slo.attainment=1.5"), "/slo/attainment"),
+        ((*LEAST, "adapters.max=0"), "/adapters/max"),
+        ((*LEAST, "adapters.max=1", "adapters.maxRank=12"), "/adapters/maxRank"),
+        ((*LEAST, "adapters.max=1", "adapters.list[0].name=sql"), "missing property 'source'"),
         ((*LEAST, "httpRoute.enabled=true"), "httpRoute.parentRefs: name the Gateway"),
         ((*LEAST, "ingress.enabled=true", "ingress.tlsSecretName=x"), "ingress.host: TLS needs the host"),
         ((*LEAST, "name=Chat"), "/name"),

@@ -17,6 +17,7 @@ from fulcrum.api.gateway import GatewayTracing
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import ScaleConditionType
+from fulcrum.api.serving_types import Admission, AdmissionQueue
 from fulcrum.api.status import ConditionType
 from fulcrum.api.worker import (
     EngineProgress,
@@ -56,8 +57,11 @@ def families(page: bytes) -> dict[str, str]:
 
 async def exported(make: MakeSite) -> dict[str, str]:
     """Every metric of gateway, operator and worker, with its type; a family without a sample counts, too."""
-    traced = {"tracing": GatewayTracing(endpoint="http://127.0.0.1:9", sampling_ratio=0.0)}
-    site = await make(slo_seconds=(1.0, 1.0), config=traced)
+    everything_on = {
+        "admission": Admission(queue=AdmissionQueue(max_wait="1s", max_requests=1)),
+        "tracing": GatewayTracing(endpoint="http://127.0.0.1:9", sampling_ratio=0.0),
+    }
+    site = await make(slo_seconds=(1.0, 1.0), config=everything_on)
     everything = {**families((await site.page()).encode()), **families(Metrics().page()), **families(worker_page())}
     everything |= families(FrontMetrics({}).render())
     gauges = (

@@ -6,9 +6,11 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from fulcrum.api.objects import load_inference_cluster
+from fulcrum.api.types import InferenceCluster
 from fulcrum.cli.top.frame import frame
 from fulcrum.cli.top.view import Arrivals, EventLine, View, WorkerLine
 
@@ -16,7 +18,7 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 CONDITION = {"message": "m", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
 
 
-def cluster(**status: Any) -> Any:
+def cluster(*, spec: dict[str, Any] | None = None, **status: Any) -> Any:
     return load_inference_cluster(
         {
             "apiVersion": "fulcrum.dev/v1alpha1",
@@ -27,6 +29,7 @@ def cluster(**status: Any) -> Any:
                 "slo": {"ttft": "500ms", "tpot": "50ms", "attainment": 0.95},
                 "balance": {"mode": "Auto"},
                 "pools": [{"name": "p", "accelerator": "cpu", "workers": {"max": 4}}],
+                **(spec or {}),
             },
             "status": status,
         }
@@ -39,6 +42,7 @@ def printed(view: View, *, width: int = 100, height: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+BATCHES = {"batch": {"claim": "files"}}
 FULL = View(
     now=NOW,
     cluster=cluster(
@@ -53,8 +57,8 @@ FULL = View(
             "decode": {"desired": 3, "ready": 1, "draining": 1},
         },
         attainment=0.912,
-        ttft={"p50": "120ms", "p90": "620ms"},
-        tpot={"p50": "21ms", "p90": "31ms"},
+        ttft={"p50": "120ms", "p90": "620ms", "p99": "910ms"},
+        tpot={"p50": "21ms", "p90": "31ms", "p99": "38ms"},
         rejectedRatio=0.013,
         forecast={
             "method": "arima",
@@ -108,7 +112,7 @@ ratio        2P:1D now, 1P:3D target   3/4 ready, 1 draining
 requests     12.3/s now
 forecast     13.1/s in 90s, planned for 15.0/s   arima, off by 8% lately (0.72 of last value's)
 attainment   91.2% of 95%
-latency      TTFT p50 120ms p90 620ms of 500ms   TPOT p50 21ms p90 31ms of 50ms
+latency      TTFT p50 120ms p90 620ms of 500ms p99 910ms   TPOT p50 21ms p90 31ms of 50ms p99 38ms
 turned away  1.3% lately, 0.2/s Overloaded
 
 WORKER    ROLE      RUN  WAIT   KV  IN TOK/S  OUT TOK/S  AGE  STATE
@@ -127,7 +131,7 @@ ratio        - now, - target   - ready
 requests     -/s now
 forecast     -
 attainment   - of 95%
-latency      TTFT p50 - p90 - of 500ms   TPOT p50 - p90 - of 50ms
+latency      TTFT p50 - p90 - of 500ms p99 -   TPOT p50 - p90 - of 50ms p99 -
 turned away  -, -/s now
 
 No worker yet.
@@ -144,16 +148,27 @@ def test_a_new_cluster_is_mostly_unknown() -> None:
     assert printed(View(now=NOW, cluster=cluster(), gateways=1)) == NEW
 
 
-def test_a_thousand_workers_fit_on_the_screen() -> None:
+def test_batches_are_shown_where_there_may_be_some() -> None:
+    counts = {"waiting": 1, "running": 2, "requests": 400, "completed": 120, "failed": 3}
+    assert "batches      -\n" in printed(View(now=NOW, cluster=cluster(spec=BATCHES), gateways=1))
+    shown = printed(View(now=NOW, cluster=cluster(spec=BATCHES, batches=counts), gateways=1))
+    assert "batches      2 running (120 of 400 requests answered, 3 failed), 1 waiting\n" in shown
+
+
+QUEUE = {"admission": {"queue": {"maxWait": "5s", "maxRequests": 64}}}
+
+
+@pytest.mark.parametrize(("each", "around"), [(FULL.cluster, 16), (cluster(spec=BATCHES | QUEUE), 18)])
+def test_a_thousand_workers_fit_on_the_screen(each: InferenceCluster, around: int) -> None:
     workers = tuple(
         WorkerLine(name=f"chat-p-{n}", role="decode", ready=True, state="ready", age_seconds=1, answered=True)
         for n in range(1000)
     )
-    view = View(now=NOW, cluster=FULL.cluster, workers=workers, events=FULL.events)
+    view = View(now=NOW, cluster=each, workers=workers, events=FULL.events)
     for height in (20, 40):
         lines = printed(view, width=160, height=height).splitlines()
         assert len(lines) <= height
         (rest,) = (line for line in lines if line.endswith("more workers"))
         shown = sum(line.startswith("chat-p-") for line in lines)
         assert rest == f"... and {1000 - shown} more workers"
-        assert shown >= height - 16
+        assert shown >= height - around

@@ -11,9 +11,9 @@ from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, GatewayTracing
 from fulcrum.api.names import API_VERSION, KIND, Role
 from fulcrum.api.objects import load_inference_cluster, to_dict
-from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.api.types import InferenceClusterSpec, ModelTask
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance.revision import worker_config
+from fulcrum.balance.revision import worker_config, worker_revision
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.gateway_deployment import gateway_config
 from fulcrum.controller.children.internal_secret import internal_secret, token_of
@@ -479,6 +479,16 @@ def test_gateways_and_engines_trace_as_the_spec_says() -> None:
     assert gateway_config(OWNER, make_spec()).tracing is None
 
 
+def test_workers_and_gateways_of_a_pooling_model_know_that_it_is_one() -> None:
+    pool = {"name": "cpu", "accelerator": "cpu", "workers": {"max": 4}, "roles": ["mixed"]}
+    spec = make_spec(model={"name": "m", "task": "Pooling"}, pools=[pool])
+    worker = worker_config(cluster="c", spec=spec, pool=spec.pools[0], role=Role.MIXED)
+    assert (worker.pools, worker.exchanges_kv, gateway_config(OWNER, spec).task) == (True, False, ModelTask.POOLING)
+    usual = make_spec(pools=[pool])
+    said = worker_revision(cluster="c", spec=usual, pool=usual.pools[0])
+    assert said != worker_revision(cluster="c", spec=spec, pool=spec.pools[0]), "another engine"
+
+
 def test_how_clients_are_treated_is_as_the_spec_says() -> None:
     config = gateway_config_of(
         {"idleTimeout": "2m", "heartbeat": "15s", "cors": {"allowedOrigins": ["https://a.example.com"]}},
@@ -488,6 +498,7 @@ def test_how_clients_are_treated_is_as_the_spec_says() -> None:
     assert (config.heartbeat_seconds, config.cors_origins) == (15, ("https://a.example.com",))
     assert config.media_domains == ("images.example.com",)
     plain = gateway_config_of({})
+    assert (plain.record, gateway_config_of({"record": "Off"}).record) == (True, False)
     assert (plain.heartbeat_seconds, plain.cors_origins, plain.media_domains) == (None, (), ())
     assert plain.limits.idle_timeout_seconds > 600, "longer than a balancer keeps an idle connection"
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tests.controller.cluster import eventually
 
+from fulcrum.api.batch import BatchCounts
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
+from fulcrum.api.types import BatchesStatus, InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, WorkCounters
 from fulcrum.balance import ObservedWorker, WorkerPhase, worker_revision
 from fulcrum.capacity.speed import SpeedSource
@@ -97,6 +98,8 @@ class World:
         self.series: LoadSeries | Unknown = Unknown("not yet")
         self.asked_series = 0
         self.asked_loads = 0
+        self.asked_batches = 0
+        self.counts: BatchCounts | None = None
         self.reports: dict[str, LoadReport | None] = {}
         self.pairs_reports: tuple[PairsReport, ...] = ()
         self.woken = 0
@@ -137,6 +140,11 @@ class World:
     async def pairs(self, gateway_ips: dict[str, str]) -> tuple[PairsReport, ...]:
         assert gateway_ips == self.watched.gateways
         return self.pairs_reports
+
+    async def batches(self, batch_ip: str) -> BatchCounts | None:
+        assert batch_ip == self.watched.batch
+        self.asked_batches += 1
+        return self.counts
 
     async def traffic(self, _cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
         if self.hangs:
@@ -376,3 +384,30 @@ async def test_an_idle_manual_cluster_is_left_alone(answer: Traffic | Unknown) -
     for _ in range(40):
         await world.tick(after_seconds=5.0)
     assert world.woken == 0
+
+
+async def test_batches_are_read_every_30_seconds_and_known_while_their_pod_answers() -> None:
+    world = World(mode="Manual")
+    await world.tick()
+    assert (world.asked_batches, world.watch.measurements().batches) == (0, None)
+    world.watched = dataclasses.replace(world.watched, batch="10.0.0.9")
+    world.watch.update(world.watched)
+    world.counts = BatchCounts(waiting=1, running=2, requests=40, completed=-1, failed=3)
+    await world.tick()
+    found = BatchesStatus(waiting=1, running=2, requests=40, completed=0, failed=3)
+    assert world.watch.measurements().batches == found
+    world.counts = BatchCounts(running=2, requests=40, completed=9)
+    for _ in range(14):
+        await world.tick()
+    assert (world.asked_batches, world.watch.measurements().batches) == (1, found)
+    assert world.woken, "a cluster in Manual has no other reason to look at its status"
+    await world.tick()
+    assert world.asked_batches == 2
+    assert world.watch.measurements().batches == BatchesStatus(waiting=0, running=2, requests=40, completed=9, failed=0)
+    world.counts = None
+    await world.tick(after_seconds=30.0)
+    assert world.watch.measurements().batches is None
+    world.watched = dataclasses.replace(world.watched, batch=None)
+    world.watch.update(world.watched)
+    await world.tick(after_seconds=30.0)
+    assert world.asked_batches == 3

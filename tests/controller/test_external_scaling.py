@@ -181,6 +181,17 @@ async def test_kubectl_scale_within_bounds_that_are_said(cluster: Cluster) -> No
             kubectl("scale", namespace, "isc/c-p-decode", "--current-replicas=9", "--replicas=1")
             await eventually(lambda: has_roles(cluster, prefill=1, decode=1))
 
+            # KEDA asks for none in a calm: what serves stays, and the number that it wrote is left alone.
+            kubectl("scale", namespace, "isc/c-p-decode", "--replicas=0")
+
+            async def kept() -> bool:
+                scale = (await scales(cluster))["c-p-decode"]
+                aimed = scale["status"]["desiredReplicas"]
+                return (scale["spec"]["replicas"], aimed, scale["status"]["conditions"][0]["status"]) == (0, 1, "True")
+
+            await eventually(kept)
+            assert await has_roles(cluster, prefill=1, decode=1)
+
 
 async def test_scales_begin_with_what_stands_and_go_with_the_mode(cluster: Cluster) -> None:
     pools = {"pools": [POOL]}
@@ -205,6 +216,16 @@ async def test_scales_begin_with_what_stands_and_go_with_the_mode(cluster: Clust
                 return await scales(cluster) == {}
 
             await eventually(gone)
+            # A cluster that may sleep has none either: an autoscaler has nothing to hold against the sleep.
+            await cluster.apply(
+                pools=[{**POOL, "workers": {"min": 0, "max": 6}}], balance={"mode": "Auto", "idleAfter": "1h"}
+            )
+            refused = cluster.server.kubectl(
+                "patch", f"--namespace={cluster.namespace}", "ic/c", "--type=merge",
+                "-p", '{"spec": {"balance": {"mode": "External"}}}', check=False,
+            )  # fmt: skip
+            assert "in External an HPA or KEDA sets the number of workers" in refused.stderr
+            assert await gone()
             assert {pod["metadata"]["uid"] for pod in (await cluster.pods()).values()} == before
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.controller.cluster import Cluster, Operator, eventually
 
+from fulcrum.api.front import FrontConfig
 from fulcrum.api.front_types import InferenceGatewaySpec
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.front import front_children
@@ -37,6 +38,9 @@ def test_a_front_may_read_its_own_object_and_mounts_its_keys() -> None:
     }
     pod = children["Deployment"]["spec"]["template"]["spec"]
     assert {"name": "api-keys-0", "secret": {"secretName": "keys"}} in pod["volumes"]
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "api-keys-0")
+    config = msgspec.json.decode(pod["containers"][0]["env"][0]["value"], type=FrontConfig)
+    assert config.api_keys_directories == {"keys": mount["mountPath"]}
     assert children["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
 
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 from tests.controller.cluster import Agent, Cluster, Operator, eventually
 
-from fulcrum.api.internal_token import fingerprint
+from fulcrum.api.internal_token import fingerprint, record_token
 from fulcrum.controller.child_sync import NameTakenError
 from fulcrum.controller.children import Manifest, Owner
+from fulcrum.controller.children.internal_secret import token_of
 from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
 from fulcrum.controller.kube import DEPLOYMENT, SECRET, Kube
 from fulcrum.kube import ApiError
@@ -66,7 +67,7 @@ async def test_a_token_is_made_once_and_read_by_the_next_operator() -> None:
     assert token is not None
     assert len(token) >= 43
     assert await first.token(OWNER, may_make=True) == token
-    assert api.calls == ["get", "create"]
+    assert api.calls == ["get", "create"] * 2
     assert await secrets_of(api, clock).token(OWNER, may_make=True) == token
     other = await first.token(Owner(name="d", namespace="ns", uid="v"), may_make=True)
     assert other != token
@@ -79,7 +80,7 @@ async def test_a_deleted_secret_is_made_anew_with_the_same_token() -> None:
     api.there.clear()
     clock.now += RESYNC
     assert await secrets.token(OWNER, may_make=True) == token
-    assert list(api.there) == ["c-internal"]
+    assert list(api.there) == ["c-internal", "c-record"]
     # A cluster of the same name that is made later gets another one.
     api.there.clear()
     assert await secrets.token(Owner(name="c", namespace="ns", uid="later"), may_make=True) != token
@@ -97,6 +98,47 @@ async def test_a_paused_cluster_gets_no_secret() -> None:
     api = Api()
     assert await secrets_of(api, Clock()).token(OWNER, may_make=False) is None
     assert api.calls == ["get"]
+
+
+async def test_who_may_record_gets_a_token_of_another_kind() -> None:
+    api, clock = Api(), Clock()
+    secrets = secrets_of(api, clock)
+    token = await secrets.token(OWNER, may_make=True)
+    assert token is not None
+    kept = token_of(api.there["c-record"])
+    assert kept == record_token(token)
+    assert token not in kept
+    assert kept not in token
+    clock.now += RESYNC
+    api.calls.clear()
+    await secrets.token(OWNER, may_make=True)
+    assert api.calls == ["get", "get"], "and nothing is written"
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        {"metadata": {"name": "c-record"}, "data": {"token": "YWJj"}},  # somebody else's
+        {"metadata": {"name": "c-record", "ownerReferences": [{"uid": "u", "controller": True}]}, "data": {}},
+    ],
+)
+async def test_a_taken_name_stops_nothing_but_recording(taken: Manifest, caplog: pytest.LogCaptureFixture) -> None:
+    api = Api()
+    api.there["c-record"] = taken
+    assert await secrets_of(api, Clock()).token(OWNER, may_make=True) is not None
+    assert api.there["c-record"] is taken
+    assert "secret=c-record: fulcrum record cannot read this cluster. Delete the Secret" in caplog.text
+
+
+async def test_a_failure_to_keep_it_stops_nothing_but_recording(caplog: pytest.LogCaptureFixture) -> None:
+    class NoRecord(Api):
+        async def create(self, kind: Any, manifest: Manifest) -> Manifest | None:
+            if manifest["metadata"]["name"] == "c-record":
+                raise ApiError(500, "InternalError", "broken")
+            return await super().create(kind, manifest)
+
+    assert await secrets_of(NoRecord(), Clock()).token(OWNER, may_make=True) is not None
+    assert "record_secret_unknown namespace=ns secret=c-record" in caplog.text
 
 
 async def test_somebody_elses_secret_is_left_alone() -> None:

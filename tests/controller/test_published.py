@@ -69,6 +69,8 @@ def test_what_is_unknown_is_absent() -> None:
         ({"ttft_p50_seconds": 0.128}, False),
         ({"ttft_p50_seconds": 0.14}, True),
         ({"ttft_p90_seconds": 0.5}, True),
+        ({"tpot_p99_seconds": 0.5}, True),
+        ({"queued": 2.0}, True),
         ({"rejected": 0.999}, True),  # all of them, and nearly all of them
         ({"rate": 5.0}, False),
     ],

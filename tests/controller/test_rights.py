@@ -44,6 +44,8 @@ NOT_CALLED: dict[Right, str] = {
     ("", "persistentvolumeclaims", "get"): "whether all workers can mount the claim of a KV pool",
     ("scheduling.volcano.sh", "podgroups", "create"): "all Pods of a worker at once: `test_gang.py`",
     ("scheduling.volcano.sh", "podgroups", "delete"): "the same, with the worker",
+    ("batch", "jobs", "get"): "the download of weights ahead of workers: `test_preloads.py`",
+    ("batch", "jobs", "create"): "the same",
     ("", "configmaps", "get"): "what a spec names: `test_pool_profile.py`, `test_cluster_model_config.py`",
 }
 """Rights that no call of a first installation shows, and what they are for."""

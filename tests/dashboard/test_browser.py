@@ -190,7 +190,7 @@ STATUS: Json = {
     },
     "attainment": 0.912,
     "rejectedRatio": 0.25,
-    "ttft": {"p50": "120ms", "p90": "2.5s"},
+    "ttft": {"p50": "120ms", "p90": "2.5s", "p99": "3s"},
     "tpot": {"p50": "21ms", "p90": "31ms"},
     "forecast": {"method": "arima", "rate": 24.5, "upperRate": 30.0, "horizon": "90s"},
     "conditions": [
@@ -253,7 +253,7 @@ async def test_values_agree_with_the_api_and_no_secret_is_shown(cluster: Cluster
     values = shown["values"]
     assert values["ratio"] == [status["ratio"], f"target 1P:2D · {status['ready']} ready"]
     assert values["attainment"][0] == f"{100 * status['attainment']:.1f} %"
-    assert values["ttft"] == [status["ttft"]["p90"], "of 2s · p50 120ms"]
+    assert values["ttft"] == [status["ttft"]["p90"], "of 2s · p50 120ms · p99 3s"]
     assert values["tpot"][0] == status["tpot"]["p90"]
     assert values["rejected"] == [f"{100 * status['rejectedRatio']:.1f} %", "42 running · 6 waiting"]
     assert values["rate"][1] == f"{status['forecast']['rate']}/s expected in 90s"

@@ -73,9 +73,10 @@ def test_figures_are_those_of_status_workers_and_gateways() -> None:
             },
             attainment=0.912,
             rejectedRatio=0.04,
-            ttft={"p50": "120ms", "p90": "501ms"},
+            ttft={"p50": "120ms", "p90": "501ms", "p99": "2s"},
             tpot={"p50": "20ms", "p90": "50ms"},
             forecast={"method": "arima", "rate": 12.5, "upperRate": 15.0, "horizon": "90s", "error": 0.1},
+            batches={"waiting": 1, "running": 2, "requests": 400, "completed": 120, "failed": 3},
         ),
         pods=[pod("chat-p-0", "prefill"), pod("chat-p-1")],
         loads={"chat-p-0": load(2, 3, 0.25), "chat-p-1": load(4, 0, 0.75)},
@@ -88,6 +89,8 @@ def test_figures_are_those_of_status_workers_and_gateways() -> None:
     assert [role.role for role in all_of_it.roles] == ["prefill", "decode"]
     assert (all_of_it.ttft.late, all_of_it.tpot.late) == (True, False)
     assert all_of_it.rejections == {"Overloaded": 1.0}
+    assert all_of_it.batches is not None
+    assert (all_of_it.batches.completed, all_of_it.batches.requests) == (120, 400)
     figures = point(status_of(facts.document), found)
     assert (figures["prefill"], figures["decode_target"], figures["mixed"]) == (1, 3, None)
     assert (figures["rate"], figures["upper"], figures["attainment"]) == (10.0, 15.0, 0.912)

@@ -82,9 +82,11 @@ def wrong_with(document: dict[str, Any]) -> list[str]:
 def _wrong_with_part(part: dict[str, Any]) -> list[str]:
     if OTHER_PROGRAMS_YAML & set(part):
         return []
+    part = part.get("spec", part)
     spec_fields = set(root_schema()["properties"]["spec"]["properties"])
     spec: dict[str, Any] = {"model": {"name": "m"}, "pools": [POOL]}
-    spec = {**spec, **part} if set(part) <= spec_fields else {**spec, "pools": [{**POOL, **part}]}
+    spec = {**spec, **part} if set(part) <= spec_fields else {**spec, "pools": [part]}
+    spec["pools"] = [{**POOL, **pool} for pool in spec["pools"]]
     return wrong_with(
         {"apiVersion": "fulcrum.dev/v1alpha1", "kind": "InferenceCluster", "metadata": {"name": "c"}, "spec": spec}
     )

@@ -12,7 +12,8 @@ from tests.docs.blocks import ROOT, pages
 from tests.machine import deadline_seconds
 
 MKDOCS = Path(sys.executable).parents[1] / "mkdocs/bin/mkdocs"
-_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+_HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +35,22 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     targets = {match[1] for match in _LINK.finditer(_CODE.sub("", page.read_text())) if "://" not in match[1]}
     assert sorted(target for target in targets if not (page.parent / target).exists()) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_somewhere(page: Path) -> None:
+    asked = {
+        (page.parent / match[1] if match[1] else page, match[2])
+        for match in _LINK.finditer(_CODE.sub("", page.read_text()))
+        if match[2] and "://" not in match[1] and match[1].endswith((".md", ""))
+    }
+    assert sorted(f"{target.name}#{anchor}" for target, anchor in asked if anchor not in anchors(target)) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that MkDocs gives to the headings of a page."""
+    titles = (re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", title) for title in _HEADING.findall(page.read_text()))
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
 
 
 def test_every_page_is_found_from_another_one() -> None:

@@ -35,12 +35,13 @@ class Answer:
     decode: str
 
 
-def assert_completion_parity(cluster: Cluster, words: int, *, stream: bool) -> None:
+def assert_completion_parity(cluster: Cluster, words: int, *, stream: bool, model: str = "") -> None:
+    """`model`: a LoRA adapter; empty: the model itself."""
     path = "/v1/completions"
     for start in range(len(_WORDS)):
         cycle = _WORDS[start:] + _WORDS[:start] if words > 16 else tuple(_LETTERS[start:])
         prompt = " ".join((cycle * (words // len(cycle) + 1))[:words])
-        body = {"prompt": prompt, "ignore_eos": True}
+        body = {"model": model or cluster.name, "prompt": prompt, "ignore_eos": True}
         if _assert_parity(cluster, path, body, stream=stream, moves_kv=words > 16):
             return
     raise AssertionError("every prompt has a greedy step that rounding may change")
@@ -58,8 +59,8 @@ def assert_chat_parity(cluster: Cluster, *, stream: bool) -> None:
 def _assert_parity(cluster: Cluster, path: str, body: dict[str, Any], *, stream: bool, moves_kv: bool) -> bool:
     """False when one engine alone is nearly undecided at some step, so that the prompt says nothing."""
     body = {
-        **body,
         "model": cluster.name,
+        **body,
         "max_tokens": OUTPUT_TOKENS,
         "temperature": 0,
         "return_token_ids": True,

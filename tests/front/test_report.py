@@ -15,7 +15,9 @@ from fulcrum.front.routes import routes_of
 NOW = "2026-01-01T00:00:00Z"
 
 
-def cluster(name: str, namespace: str = "team", *, ready: bool = True, **gateway: Any) -> InferenceCluster:
+def cluster(
+    name: str, namespace: str = "team", *, ready: bool = True, adapters: dict[str, Any] | None = None, **gateway: Any
+) -> InferenceCluster:
     condition = {
         "type": "Available", "status": "True" if ready else "False", "reason": "Ready", "message": "",
         "observedGeneration": 1, "lastTransitionTime": NOW,
@@ -30,6 +32,7 @@ def cluster(name: str, namespace: str = "team", *, ready: bool = True, **gateway
                 "slo": {"ttft": "1s", "tpot": "50ms"},
                 "pools": [{"name": "p", "accelerator": "cpu", "workers": {"min": 1, "max": 1}, "roles": ["mixed"]}],
                 "gateway": gateway,
+                **({} if adapters is None else {"adapters": adapters}),
             },
             "status": {"endpoint": f"http://10.0.0.{len(name)}:8080", "conditions": [condition]},
         }
@@ -91,6 +94,21 @@ def test_keys_that_would_not_reach_a_cluster_are_told() -> None:
     assert told(report(seen(other, models=models), NOW))["Degraded"] == ("True", "KeysNotPassed")
 
 
+def test_a_cluster_without_the_adapter_of_a_model_is_told() -> None:
+    models = [chat({"cluster": "a"}, adapter="sql", fallback=[{"cluster": "b"}])]
+    lora = {"max": 1, "maxRank": 8, "list": [{"name": "sql", "source": "acme/sql"}]}
+    status = report(seen(cluster("a", adapters=lora), cluster("b"), models=models), NOW)
+    assert told(status)["Degraded"] == ("True", "AdapterMissing")
+    assert "InferenceCluster team/b does not have: add it to its spec.adapters.list" in status.conditions[1].message
+    assert "team/a" not in status.conditions[1].message
+    both = report(seen(cluster("a", adapters=lora), cluster("b", adapters=lora), models=models), NOW)
+    assert told(both)["Degraded"] == ("False", "Healthy")
+    ungranted = [chat({"cluster": "c", "namespace": "other"}, adapter="sql")]
+    hidden = report(seen(cluster("c", "other"), models=ungranted), NOW)
+    assert "AdapterMissing" not in str(hidden)
+    assert told(hidden)["Degraded"] == ("True", "NotGranted")
+
+
 def test_without_a_front_nothing_is_available() -> None:
     status = report(seen(cluster("a"), models=[chat({"cluster": "a"})], ready=0), NOW)
     assert told(status)["Available"] == ("False", "GatewayNotReady")
@@ -100,6 +118,13 @@ def test_the_same_again_is_the_same_status() -> None:
     first = report(seen(cluster("a"), models=[chat({"cluster": "a"})]), NOW)
     again = seen(cluster("a"), models=[chat({"cluster": "a"})], **msgspec.to_builtins(first))
     assert report(again, "2026-02-02T00:00:00Z") == first
+
+
+def test_keys_are_where_the_fronts_were_told_that_they_are() -> None:
+    gateway = seen(models=[chat({"cluster": "a"}, auth={"secretName": "keys"})]).gateway
+    assert [model.api_keys_directory for model in routes_of(gateway).models] == ["/etc/fulcrum/api-keys/keys"]
+    elsewhere = routes_of(gateway, {"keys": "/run/volumes/0", "other": "/run/volumes/1"})
+    assert [model.api_keys_directory for model in elsewhere.models] == ["/run/volumes/0"]
 
 
 def test_fronts_use_only_clusters_of_the_status() -> None:

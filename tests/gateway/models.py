@@ -63,6 +63,36 @@ class Output:
     stop: str | int | None = None
 
 
+def logprobs_of(before: list[int], ids: list[int], most: int, *, offset: int) -> dict[str, list[Any]]:
+    """Log probabilities of `ids` after `before`, of which `most` of each; `offset`: characters before them.
+
+    As vLLM's `_create_completion_logprobs` writes them (tests/worker_image/test_logprobs.py compares).
+    """
+    steps = [alternatives([*before, *ids[:number]], most) for number in range(len(ids))]
+    tokens = [own_text([*before, *ids[:number]], token) for number, token in enumerate(ids)]
+    return {
+        "text_offset": [offset + sum(map(len, tokens[:number])) for number in range(len(ids))],
+        "token_logprobs": [step[token] for step, token in zip(steps, ids, strict=True)],
+        "tokens": tokens,
+        "top_logprobs": [
+            {own_text([*before, *ids[:number]], token): value for token, value in step.items()}
+            for number, step in enumerate(steps)
+        ],
+    }
+
+
+def alternatives(ids: list[int], most: int) -> dict[int, float]:
+    """The likeliest tokens after `ids`, the greedy one first, with their log probabilities."""
+    likeliest, digest = next_id(ids), hashlib.sha256(bytes([*ids, 0])).digest()
+    found = dict.fromkeys([likeliest, *(WORDS[byte % len(WORDS)].encode()[0] for byte in digest)])
+    return {token: -(number + digest[0] / 256) for number, token in enumerate([*found][: max(most, 1)])}
+
+
+def own_text(before: list[int], token: int) -> str:
+    """Text of a token: that of a character belongs to its last byte."""
+    return complete(bytes([*before, token]))[len(complete(bytes(before))) :]
+
+
 def generate(body: dict[str, Any], *, per_event: int = 1) -> list[Output]:
     """All events of an answer."""
     ids = prompt_of(body)
@@ -160,7 +190,8 @@ async def stream(engine: Model, seen: Seen, writer: asyncio.StreamWriter) -> Non
         role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         first = {**base, "choices": [role], "prompt_token_ids": prompt if tells else None, "prompt_text": None}
         await event(engine, writer, first)
-    made = 0
+    made = offset = 0
+    so_far = list(prompt)
     for number, output in enumerate(generate(body, per_event=engine.per_event)):
         if cut is not None and number == cut.events and await broke(engine, cut, writer):
             return
@@ -171,6 +202,10 @@ async def stream(engine: Model, seen: Seen, writer: asyncio.StreamWriter) -> Non
         else:
             choice["text"] = output.text
         choice |= {"logprobs": None, "finish_reason": output.finish}
+        if not chat and body.get("logprobs") is not None:
+            choice["logprobs"] = logprobs_of(so_far, output.ids, body["logprobs"], offset=offset)
+            offset += sum(map(len, choice["logprobs"]["tokens"]))
+            so_far += output.ids
         if not chat or output.finish:
             choice["stop_reason"] = output.stop
         if not chat:

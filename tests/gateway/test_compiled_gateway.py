@@ -13,9 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = (
     "dispatch/test_access", "dispatch/test_accounting", "dispatch/test_admit", "dispatch/test_attempt",
-    "dispatch/test_messages", "dispatch/test_responses", "dispatch/test_resume", "dispatch/test_tokenizing",
+    "dispatch/test_entrance", "dispatch/test_hold", "dispatch/test_messages", "dispatch/test_recorder",
+    "dispatch/test_request_ring", "dispatch/test_responses", "dispatch/test_resume", "dispatch/test_tokenizing",
     "http/test_connection", "http/test_framing", "http/test_response_budget", "http/test_slow_readers",
-    "http/test_streams", "openai/test_bodies", "tracing/test_tracing", "tracing/test_troubled_requests",
+    "http/test_streams", "api_formats/test_bodies", "tracing/test_tracing", "tracing/test_troubled_requests",
+    "front/test_clusters_that_fail", "front/test_front", "front/test_renaming",
 )  # fmt: skip
 PATCHES = "tests/gateway/dispatch/test_access.py::test_logs_hold_neither_prompts_nor_keys"
 """Replaces a method, which compiled classes do not allow."""

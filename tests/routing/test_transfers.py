@@ -86,6 +86,21 @@ def test_near_and_far_are_learnt_apart() -> None:
     assert {rate.near for rate in made.transfers.report()} == {True, False}
 
 
+def test_the_way_back_is_believed_to_be_as_slow_until_it_is_seen() -> None:
+    made = view("d")
+    for now in range(5):
+        move(made, 2.0, now=float(now) * 10)
+    made.workers.put("p", Role.DECODE, pool="p")
+    made.workers.put("d", Role.PREFILL, pool="d")
+    assert find(made, ask(two_legs=True), 60.0).ttft_seconds > 2.0
+    for now in range(5):
+        move(made, 0.1, prefill="d", decode="p", now=100.0 + now * 10)
+    assert find(made, ask(two_legs=True), 200.0).ttft_seconds < 0.3
+    made.workers.put("p", Role.PREFILL, pool="p")
+    made.workers.put("d", Role.DECODE, pool="d")
+    assert find(made, ask(two_legs=True), 200.0).ttft_seconds > 2.0
+
+
 def test_pulls_wait_for_each_other() -> None:
     made = view("d")
     made.transfers.expect("p", TransferCost(base_seconds=0.0, seconds_per_token=1e-3))

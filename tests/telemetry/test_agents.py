@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from tests.machine import deadline_seconds
 
+from fulcrum.api.batch import BatchCounts
 from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
@@ -22,6 +23,7 @@ PATIENT = 60.0
 REPORT = LoadReport(role=Role.DECODE, role_epoch=4, ready=True, draining=False, running=0, waiting=2)
 
 
+BATCHES = BatchCounts(waiting=1, running=2, requests=40, completed=20, failed=3)
 PAIRS = PairsReport(failing=(FailingPair(prefill="a", decode="b", failures=2, seconds=7.5, decode_works=1),))
 
 
@@ -53,6 +55,10 @@ class FakeAgent:
         body = b"[]" if self.answer == "garbage" else msgspec.json.encode(PAIRS)
         return web.Response(body=body, status=404 if self.answer == "error" else 200)
 
+    async def progress(self, _: web.Request) -> web.Response:
+        body = b" " * 5000 + b"{}" if self.answer == "large" else msgspec.json.encode(BATCHES)
+        return web.Response(body=b"[]" if self.answer == "garbage" else body)
+
     async def role(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=RoleRequest)
         self.asked.append(asked)
@@ -67,6 +73,7 @@ async def agent() -> AsyncIterator[FakeAgent]:
     agent = FakeAgent()
     app = web.Application()
     app.add_routes([web.get("/load", agent.load), web.post("/role", agent.role), web.get("/kv-pairs", agent.pairs)])
+    app.add_routes([web.get("/progress", agent.progress)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -89,6 +96,15 @@ async def test_what_canaries_found_comes_from_the_gateways_that_answer(agent: Fa
         for answer in ("error", "garbage"):
             agent.answer = answer
             assert await agents.pairs({"one": "127.0.0.1"}) == ()
+
+
+async def test_a_batch_pod_says_how_far_its_batches_are(agent: FakeAgent) -> None:
+    async with Agents(batch_port=agent.port, deadline_seconds=PATIENT) as agents:
+        assert await agents.batches("127.0.0.1") == BATCHES
+        assert await agents.batches("127.99.99.99") is None
+        for answer in ("garbage", "large"):
+            agent.answer = answer
+            assert await agents.batches("127.0.0.1") is None
 
 
 @pytest.mark.parametrize("answer", ["slow", "error", "garbage"])

@@ -14,6 +14,7 @@ from tests.worker_image.agents import worker_config
 from fulcrum.api.engine_args import check_engine_args
 from fulcrum.api.names import PORT_RANKS
 from fulcrum.api.ports import Ports
+from fulcrum.api.serving_types import ModelTask
 from fulcrum.api.worker import KvCacheConfig, OffloadConfig, TransferConfig, WorkerConfig
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_command import EngineCommand, engine_command
@@ -39,6 +40,14 @@ def value(argv: tuple[str, ...], option: str) -> str | None:
 
 def cuda(**changes: Any) -> WorkerConfig:
     return worker_config(accelerator="H100-SXM-80GB", **{"kv_cache": KvCacheConfig(), **changes})
+
+
+POOLING = cuda(task=ModelTask.POOLING, exchanges_kv=False, kv_cache=KvCacheConfig(dtype="auto"))
+
+
+def test_vllm_chooses_chunks_and_prefix_cache_of_a_pooling_model() -> None:
+    assert {"--enable-chunked-prefill", "--enable-prefix-caching"} <= {*argv_of(cuda())}
+    assert {"--enable-chunked-prefill", "--enable-prefix-caching"}.isdisjoint(argv_of(POOLING))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +90,10 @@ def cuda(**changes: Any) -> WorkerConfig:
             "sliding_window",
         ),
         (cuda(exchanges_kv=False), "--kv-transfer-config", None),
+        (cuda(), "--runner", None),
+        (POOLING, "--runner", "pooling"),
+        (POOLING, "--scheduling-policy", "priority"),
+        (POOLING, "--kv-transfer-config", None),
         (cuda(max_model_len=None), "--max-model-len", None),
         (cuda(max_model_len=4096), "--max-model-len", "4096"),
         (cuda(tensor_parallel=4, pipeline_parallel=2), "--tensor-parallel-size", "4"),
@@ -159,6 +172,14 @@ def test_states_of_hybrid_models_are_laid_out_for_nixl() -> None:
     assert "is_conv_state_dim_first()" in code(nixl)
     assert "get_conv_state_layout() == 'DS'" in code("model_executor/layers/mamba/mamba_utils.py")
     assert "VLLM_SSM_CONV_STATE_LAYOUT" not in code("platforms/cuda.py")
+
+
+def test_an_engine_that_may_sleep_has_the_development_routes_and_no_other() -> None:
+    sleeps = cuda(sleep_mode=True, exchanges_kv=False)
+    assert "--enable-sleep-mode" in argv_of(sleeps)
+    assert environment_of(sleeps)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "--enable-sleep-mode" not in argv_of(cuda())
+    assert "VLLM_SERVER_DEV_MODE" not in environment_of(cuda(), VLLM_SERVER_DEV_MODE="1")
 
 
 def test_environment_of_a_cuda_worker() -> None:

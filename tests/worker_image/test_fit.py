@@ -16,7 +16,14 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum_worker.fit import LEAST_EVEN_TOKENS, DecodeSample, PrefillSample, fit_speed
+from fulcrum_worker.fit import (
+    LEAST_EVEN_TOKENS,
+    POOLING_STEP_SECONDS,
+    DecodeSample,
+    PrefillSample,
+    fit_pooling,
+    fit_speed,
+)
 
 LENGTHS = (16, 64, 256, 1024, 4096)
 SHAPES = ((1, 17.0), (4, 68.0), (16, 272.0), (4, 520.0), (16, 2080.0))
@@ -165,3 +172,11 @@ def test_few_loaded_sizes_have_no_curve() -> None:
     fitted = fit_speed([prefill(length, 0.01, 1e-4, 0.0) for length in LENGTHS], decodes)
     assert fitted is not None
     assert fitted.decode_curve == ()
+
+
+def test_a_pooling_model_has_prompts_alone_and_its_time_grows_with_their_tokens() -> None:
+    fitted = fit_pooling([prefill(length, 0.01, 1e-4, 0.0) for length in LENGTHS])
+    assert fitted is not None
+    assert (fitted.prefill_a, fitted.prefill_b, fitted.prefill_c) == pytest.approx((0.01, 1e-4, 0.0))
+    assert (fitted.decode_a, fitted.decode_b, fitted.decode_c) == (POOLING_STEP_SECONDS, 0.0, 0.0)
+    assert fit_pooling([prefill(16, 0.01, 1e-4, 0.0)] * 3) is None, "one length says nothing of another"

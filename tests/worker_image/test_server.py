@@ -44,6 +44,7 @@ async def client(state: WorkerState) -> AsyncIterator[Client]:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
+        ("POST", "/sleep", b'{"level":1,"roleEpoch":3}', 409),  # its engine was started without sleep mode
         ("POST", "/role", b"", 400),
         ("POST", "/role", b"{", 400),
         ("POST", "/role", b"\xff\xfe", 400),

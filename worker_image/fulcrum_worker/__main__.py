@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from fulcrum.api.worker import EXIT_BAD_CONFIG
 from fulcrum.capacity.cpu import CPUINFO
 from fulcrum_worker.agent import run_agent
 from fulcrum_worker.config import BadConfigError, check_host_memory, check_locked_memory, check_machine, read_config
-from fulcrum_worker.engine_access import token_from
+from fulcrum_worker.engine_access import ENV_AGENT_KEY, token_from
 from fulcrum_worker.engine_command import EngineCommand, engine_command
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_start import Roles, vllm_facts
@@ -52,9 +53,12 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
             files = EngineFiles(Path(folder))
 
+            key = secrets.token_hex(16) if config.sleep_mode else None
+            environment = {**os.environ, **({} if key is None else {ENV_AGENT_KEY: key})}
+
             def command(role: Role) -> EngineCommand:
                 told = msgspec.structs.replace(config, role=role)
-                return engine_command(told, pod, model=model, environment=os.environ, files=files, facts=facts)
+                return engine_command(told, pod, model=model, environment=environment, files=files, facts=facts)
 
             return asyncio.run(
                 run_agent(
@@ -62,6 +66,7 @@ def main() -> int:
                     pod,
                     command(config.role),
                     token=token_from(os.environ),
+                    key=key,
                     files=files,
                     turned=command if facts.roles is Roles.AT_START else None,
                 )

@@ -17,12 +17,14 @@ from aiohttp import web
 from fulcrum.api.names import ENV_POD_IP
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import WorkerConfig
+from fulcrum_worker.adapters import AdapterKeeper
 from fulcrum_worker.config import BadConfigError, PodIdentity
 from fulcrum_worker.engine_access import headers_of
 from fulcrum_worker.engine_command import EngineCommand
 from fulcrum_worker.engine_files import EngineFiles
 from fulcrum_worker.engine_life import EngineLife, Turned
 from fulcrum_worker.engine_process import EngineProcess
+from fulcrum_worker.engine_sleep import EngineSleep
 from fulcrum_worker.engine_start import Roles
 from fulcrum_worker.group import read_place, side_channels, wait_for_nodes
 from fulcrum_worker.kv.events import KvEvents
@@ -40,12 +42,14 @@ async def run_agent(
     command: EngineCommand,
     *,
     token: str | None = None,
+    key: str | None = None,
     files: EngineFiles | None = None,
     turned: Turned | None = None,
 ) -> int:
     """Runs the worker until it is told to stop (SIGTERM, SIGINT) or vLLM ends; returns the process's exit code.
 
-    `token` is what the engine asks for, and what the agent asks of callers that would change something. `files` are
+    `token` is what the engine asks for, and what the agent asks of callers that would change something. `key` opens
+    vLLM's development routes (`engine_access`); None: there are none, and the engine does not sleep. `files` are
     shared with the engine. `turned` gives the command for another role where that takes another engine; None: an engine
     takes every role. Raises BadConfigError for what can only be seen by listening, or by the engine.
     """
@@ -64,16 +68,43 @@ async def run_agent(
             session=session,
             engine_url=f"http://{pod.url_host}:{config.ports.engine}",
             role=WorkerRole(role=config.role, epoch=config.role_epoch),
+            keeps_kv=not config.pools,
             pod_name=pod.name,
             token=token,
             offload=offload_setting(config, vllm_version()),
             speed_file=files.speed if files is not None else None,
             roles=Roles.LIVE if turned is None else Roles.AT_START,
         )
+        if config.adapters is not None:
+            state.adapters = AdapterKeeper(
+                config.adapters,
+                session,
+                state.engine_url,
+                unload_after_seconds=config.drain_timeout_seconds,
+                serves=lambda: state.awake,
+            )
+        if key is not None:
+            state.sleep = EngineSleep(
+                session,
+                state.engine_url,
+                key,
+                timeout_seconds=config.start_timeout_seconds,
+                metrics=state.engine_metrics,
+                role=lambda: state.role,
+                serves=lambda: state.warm and state.engine_alive,
+            )
         place = read_place(config, os.environ)
         channels = side_channels(config, pod.ip, place)
         forming = None if place is None else partial(wait_for_nodes, place, state.miss)
-        async with _serving(config, pod, state), _beside(_hearing(state, files)), _beside(forming):
+        keeping = None if state.adapters is None else state.adapters.run
+        sleeping = None if state.sleep is None else state.sleep.run
+        async with (
+            _serving(config, pod, state),
+            _beside(_hearing(state, files)),
+            _beside(forming),
+            _beside(keeping),
+            _beside(sleeping),
+        ):
             engine = EngineProcess(command)
             return await EngineLife(config, state, engine, stop, hurry, channels=channels, turned=turned).run()
 

@@ -174,6 +174,12 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
             "ranks of data parallel have no host tier; remove spec.engine.kvCache.offload, or set data to 1",
         ),
         (
+            "task",
+            not (config.pools and (config.exchanges_kv or config.kv_cache.offload is not None)),
+            "workers of a pooling model neither exchange nor keep KV; set spec.pools[].roles to [mixed] and remove "
+            "spec.engine.kvCache.offload",
+        ),
+        (
             "transfer.connector",
             config.transfer.connector in _CONNECTORS,
             f"{config.transfer.connector!r} is not one of {', '.join(_CONNECTORS)}",
@@ -183,6 +189,13 @@ def _problems(config: WorkerConfig) -> list[tuple[str, str]]:
             "transfer.loadFailurePolicy",
             config.transfer.load_failure_policy in _LOAD_FAILURE_POLICIES,
             f"{config.transfer.load_failure_policy!r} is not one of {', '.join(_LOAD_FAILURE_POLICIES)}",
+        ),
+        ("adapters.max", config.adapters is None or config.adapters.max >= 1, "must be at least 1"),
+        ("adapters.maxRank", config.adapters is None or config.adapters.max_rank >= 1, "must be at least 1"),
+        (
+            "sleepMode",
+            not (config.sleep_mode and (config.accelerator == CPU or config.exchanges_kv)),
+            "vLLM's sleep mode (spec.balance.idleDepth: Engines) needs GPUs, and engines that exchange no KV",
         ),
         ("role", config.role is not Role.DRAINING, "a worker cannot be created as draining"),
         ("roleEpoch", config.role_epoch >= 0, "must not be negative"),

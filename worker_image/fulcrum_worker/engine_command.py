@@ -149,10 +149,13 @@ def _argv(
         argv += ["--allowed-media-domains", *config.media_domains]
     if config.traces_url is not None:
         argv += ["--otlp-traces-endpoint", config.traces_url]
+    argv += _optional_argv(config)
     argv += ["--tensor-parallel-size", str(config.tensor_parallel)]
     argv += ["--pipeline-parallel-size", str(config.pipeline_parallel)]
     argv += _ranks_argv(config)
-    argv += ["--enable-chunked-prefill", "--enable-prefix-caching", "--scheduling-policy", "priority"]
+    # What a pooling model can do of chunks and prefixes follows from its attention: vLLM knows, and refuses the rest.
+    argv += ["--runner", "pooling"] if config.pools else ["--enable-chunked-prefill", "--enable-prefix-caching"]
+    argv += ["--scheduling-policy", "priority"]
     if transfer is not None:
         argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
     argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS), "--disable-uvicorn-access-log"]
@@ -167,6 +170,14 @@ def _argv(
         argv += ["--enforce-eager"]
     # Last, so that what the user asked for wins where vLLM takes the last of two.
     return (*argv, *config.engine_args)
+
+
+def _optional_argv(config: WorkerConfig) -> list[str]:
+    argv = ["--enable-sleep-mode"] if config.sleep_mode else []
+    if config.adapters is not None:
+        argv += ["--enable-lora", "--max-loras", str(config.adapters.max)]
+        argv += ["--max-lora-rank", str(config.adapters.max_rank)]
+    return argv
 
 
 def _ranks_argv(config: WorkerConfig) -> list[str]:
@@ -235,6 +246,10 @@ def _environment(
         # vLLM would set it itself, but not when NIXL is imported already; without it UCX may leak memory.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
+    if config.adapters is not None:
+        fixed[_ENV_RUNTIME_LORA] = "True"
+    if config.sleep_mode:
+        fixed[_ENV_DEVELOPMENT] = "1"  # `EngineGuard` keeps its routes for the agent
     if config.traces_url is not None:
         # vLLM's default is gRPC. Requests without a parent are the agent's own measurements and the gateways' canaries.
         defaults["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
@@ -256,8 +271,17 @@ def _environment(
     return {**defaults, **inherited, **fixed}
 
 
-_NOT_INHERITED: Final = (ENV_WORKER_CONFIG, "VLLM_CPU_KVCACHE_SPACE", "VLLM_ENABLE_RESPONSES_API_STORE")
-"""Not the engine's business; would override `--kv-cache-memory-bytes`; a store that grows without bound."""
+_ENV_RUNTIME_LORA: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+_ENV_DEVELOPMENT: Final = "VLLM_SERVER_DEV_MODE"
+_NOT_INHERITED: Final = (
+    ENV_WORKER_CONFIG,
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_ENABLE_RESPONSES_API_STORE",
+    _ENV_RUNTIME_LORA,
+    _ENV_DEVELOPMENT,
+)
+"""Not the engine's business; would override `--kv-cache-memory-bytes`; a store that grows without bound; the agent
+alone says which adapters there are; routes that run any method of the engine."""
 
 
 def _ucx_gpu(config: WorkerConfig) -> dict[str, str]:

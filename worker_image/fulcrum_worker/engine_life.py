@@ -41,6 +41,9 @@ its CPU limit. It asks every 0.5 s, and later on a busy machine."""
 _STALLED_GRACE_SECONDS: Final = 1.0
 """An engine that hangs finishes nothing more, and its requests go on elsewhere once its connections break."""
 
+_ADAPTERS_SECONDS: Final = 60.0
+"""Longest wait for adapters before a worker is ready without them: others are served meanwhile."""
+
 
 class EngineLife:
     """One worker, over as many engines as its roles need."""
@@ -130,17 +133,23 @@ class EngineLife:
         """From the engine's readiness on; None: it is of another role than the worker now."""
         stalled = asyncio.create_task(wait_until_stalled(self._state.engine_metrics, self._state.speed))
         turning = asyncio.create_task(self._until_turned())
+        sleep = self._state.sleep
+        unwoken = asyncio.create_task((sleep.failed if sleep is not None else asyncio.Event()).wait())
         try:
-            await asyncio.wait((ended, stopped, stalled, turning), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, stopped, stalled, turning, unwoken), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 return await self._failed(EXIT_ENGINE_DIED, f"vLLM {how(ended.result())} while serving")
             if stopped.done():
                 return await self._drain(ended)
             if stalled.done():
                 return await self._stalled(stalled.result())
+            if sleep is not None and unwoken.done():
+                await self._engine.stop(grace_seconds=_STALLED_GRACE_SECONDS)
+                return await self._failed(EXIT_ENGINE_STALLED, f"{Reason.ENGINE_STALLED}: {sleep.failure}")
             return await self._turn(ended, stopped)
         finally:
             stalled.cancel()
+            unwoken.cancel()
             turning.cancel()
 
     async def _until_turned(self) -> None:
@@ -181,6 +190,7 @@ class EngineLife:
                 self._config.served_name,
                 max_model_len=self._config.max_model_len,
                 ranks=self._config.data_parallel,
+                pools=self._config.pools,
                 budget_seconds=budget_for(state.engine_start_seconds),
                 patience_seconds=patience_for(state.engine_start_seconds),
             )
@@ -190,6 +200,10 @@ class EngineLife:
                     write_speed(state.speed_file, state.speed)
                 except OSError as error:  # the engine learns it by itself, or loads all there is
                     logger.warning("speed_not_written path=%s error=%r", state.speed_file, str(error))
+        if state.adapters is not None:
+            # Else the worker that this one replaces could leave before an adapter is anywhere.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(state.adapters.settle(), _ADAPTERS_SECONDS)
         state.warm = True
         logger.info("worker_ready role=%s epoch=%d", state.role.role, state.role.epoch)
         return True

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from fulcrum_worker.engine_adapters import ENABLED as ADAPTERS_ENABLED
+from fulcrum_worker.engine_adapters import skip_rows_without_adapter
 from fulcrum_worker.engine_experts import ENV_EXPERTS_ON_CPU, share_experts_on_cpu
 from fulcrum_worker.engine_forks import fork_children
 from fulcrum_worker.engine_imports import (
@@ -46,6 +48,11 @@ def begin_child() -> None:
         except (ImportError, AttributeError) as error:
             print(f"vLLM's ranks share no experts on this CPU: {error!r}", file=sys.stderr)
     import_without_collecting(ENGINE_MODULE)
+    if ADAPTERS_ENABLED in sys.argv and is_on_cpu():
+        try:
+            skip_rows_without_adapter()
+        except (ImportError, AttributeError) as error:
+            print(f"vLLM mixes adapters into answers of the model on this CPU: {error!r}", file=sys.stderr)
 
 
 if __name__ == "__main__":

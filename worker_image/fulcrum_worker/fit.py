@@ -27,6 +27,10 @@ CURVED: Final = 0.1
 """Share by which a line has to miss a loaded batch size for a curve to be made, which follows the noise of each size.
 By the roofline dense models stay below it; mixtures of experts reach 0.2, and 0.36 between the sizes."""
 
+POOLING_STEP_SECONDS: Final = 0.001
+"""What an engine that makes no tokens reports as its decode step (s): all times are divided by one, and its answers are
+complete with their prompt, so that none is waited for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSample:
@@ -70,6 +74,21 @@ def fit_speed(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]
     )
     curve = _curve(decodes) if _misses(decode, _means(loaded)) else ()
     return SpeedCoefficients.of(prefill=prefill, decode=decode, decode_curve=curve)
+
+
+def fit_pooling(prefills: Sequence[PrefillSample]) -> SpeedCoefficients | None:
+    """Fit the speed of an engine that makes no tokens; None with fewer than two prompt lengths.
+
+    Its time grows with the tokens of a request and not with their square: a request is often a list of texts, each of
+    which attends to itself alone.
+    """
+    prefills = [sample for sample in prefills if sample.seconds > 0]
+    if len({sample.prompt_tokens for sample in prefills}) < 2:
+        return None
+    constant, linear = fit_relative(
+        [(1.0, float(sample.prompt_tokens)) for sample in prefills], [sample.seconds for sample in prefills]
+    )
+    return SpeedCoefficients.of(prefill=(constant, linear, 0.0), decode=(POOLING_STEP_SECONDS, 0.0, 0.0))
 
 
 def _misses(line: Sequence[float], means: Sequence[tuple[float, float, float]]) -> bool:

@@ -17,8 +17,8 @@ from typing import Final
 import aiohttp
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_speed
-from fulcrum_worker.measured_engine import TOKENS_TIMED, MeasuredEngine
+from fulcrum_worker.fit import DecodeSample, PrefillSample, fit_pooling, fit_speed
+from fulcrum_worker.measured_engine import TOKENS_TIMED, MeasuredEngine, PoolingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -70,16 +70,18 @@ async def measure_engine(
     *,
     max_model_len: int | None,
     ranks: int = 1,
+    pools: bool = False,
     budget_seconds: float = BUDGET_SECONDS,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> SpeedCoefficients | None:
     """Fitted speed of an idle engine, of each of its ranks while all work, after about `budget_seconds`.
 
     Where that is too short for a fit (a busy machine), it goes on until one is possible, up to `patience_seconds`;
-    None only after that, or when the engine refuses.
+    None only after that, or when the engine refuses. `pools`: its model is a pooling one, which has only prompts to be
+    measured.
     """
     started = time.monotonic()
-    engine = MeasuredEngine(
+    engine = (PoolingEngine if pools else MeasuredEngine)(
         session=session,
         url=engine_url,
         model=model,
@@ -93,11 +95,12 @@ async def measure_engine(
         async with asyncio.timeout(patience_seconds):
             await _settle(engine)
             await _measure_prompts(engine, prefills, decodes, budget_seconds, max_model_len)
-            await _measure_batches(engine, prefills, decodes)
+            if not pools:
+                await _measure_batches(engine, prefills, decodes)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError) as error:
         # Out of time, or an engine that talks otherwise; what was measured so far may suffice.
         logger.info("measure_cut_short reason=%s", type(error).__name__)
-    speed = fit_speed(prefills, decodes)
+    speed = fit_pooling(prefills) if pools else fit_speed(prefills, decodes)
     logger.info(
         "engine_measured seconds=%.2f prefills=%d decodes=%d fitted=%s",
         time.monotonic() - started,

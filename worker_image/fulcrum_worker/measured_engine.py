@@ -95,6 +95,33 @@ class MeasuredEngine:
             await asyncio.sleep(_POLL_SECONDS)
 
 
+@dataclass(slots=True, kw_only=True)
+class PoolingEngine(MeasuredEngine):
+    """An engine of a pooling model: its answers have no tokens."""
+
+    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int) -> None:
+        prompts = [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)]
+        # The one route that every pooling model has, whatever it is for.
+        body = {"model": self.model, "input": prompts, "encoding_format": "base64"}
+        headers = {HEADER_RANK: str(rank)} if self.ranks > 1 else {}
+        async with self.session.post(
+            f"{self.url}/pooling", json=body, headers=headers, timeout=self.timeout
+        ) as response:
+            response.raise_for_status()
+            async for _ in response.content.iter_any():
+                pass
+
+    async def timed(self, *, batch: int, prompt_tokens: int) -> tuple[float, float]:
+        """Mean seconds of a prompt while a batch ran, and 0 for the next token."""
+        before = totals_of(await self.metrics())
+        await self.generate(batch=batch, prompt_tokens=prompt_tokens, output_tokens=0)
+        while True:
+            done = totals_of(await self.metrics()) - before
+            if done.prefills >= batch * self.ranks:
+                return done.prefill_seconds / done.prefills, 0.0
+            await asyncio.sleep(_POLL_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """What an engine has done so far."""

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import is_authorized
 from fulcrum.api.names import HEADER_POD
-from fulcrum.api.worker import RoleRequest, WorkerConfig
+from fulcrum.api.worker import AdaptersRequest, RoleRequest, SleepRequest, WorkerConfig
 from fulcrum_worker.engine_access import REFUSAL
 from fulcrum_worker.metrics_page import CONTENT_TYPE, metrics_page
 from fulcrum_worker.roles import RoleOutcome
@@ -44,6 +44,8 @@ def make_app(config: WorkerConfig, state: WorkerState) -> web.Application:
             web.get("/metrics", routes.metrics),
             web.post("/role", routes.role),
             web.post("/drain", routes.drain),
+            web.post("/adapters", routes.adapters),
+            web.post("/sleep", routes.sleep),
         ]
     )
     return app
@@ -122,11 +124,44 @@ class _Routes:
         page = metrics_page(self._config, self._state, await self._state.load_report())
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE})
 
-    async def role(self, request: web.Request) -> web.Response:
+    def _misdirected(self, request: web.Request) -> web.Response | None:
         meant = request.headers.get(HEADER_POD)
-        if meant and self._state.pod_name and meant != self._state.pod_name:
-            logger.info("role_refused outcome=misdirected meant=%r", meant)
-            return _error(HTTPStatus.MISDIRECTED_REQUEST, f"this is {self._state.pod_name}")
+        if not meant or not self._state.pod_name or meant == self._state.pod_name:
+            return None
+        logger.info("call_refused path=%r outcome=misdirected meant=%r", request.path, meant)
+        return _error(HTTPStatus.MISDIRECTED_REQUEST, f"this is {self._state.pod_name}")
+
+    async def adapters(self, request: web.Request) -> web.Response:
+        """Takes over which LoRA adapters the engine is to have; they are loaded and unloaded later."""
+        if (misdirected := self._misdirected(request)) is not None:
+            return misdirected
+        keeper = self._state.adapters
+        if keeper is None:
+            return _error(409, "this engine was started without adapters (spec.adapters)")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=AdaptersRequest)
+        except msgspec.DecodeError as error:
+            return _error(400, f"the body is no list of adapters: {error}")
+        keeper.want(asked.adapters)
+        return _json({"adapters": keeper.report()}, status=202)
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """Takes over whether the engine is to sleep; it is put to sleep, or woken, later."""
+        if (misdirected := self._misdirected(request)) is not None:
+            return misdirected
+        keeper = self._state.sleep
+        if keeper is None:
+            return _error(409, "this engine was started without sleep mode (spec.balance.idleDepth: Engines)")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=SleepRequest)
+        except msgspec.DecodeError as error:
+            return _error(400, f"the body is no sleep request: {error}")
+        refused = keeper.want(asked)
+        return _error(409, refused) if refused is not None else _json({"sleep": keeper.state}, status=202)
+
+    async def role(self, request: web.Request) -> web.Response:
+        if (misdirected := self._misdirected(request)) is not None:
+            return misdirected
         try:
             asked = msgspec.json.decode(await request.read(), type=RoleRequest)
         except msgspec.DecodeError as error:  # ValidationError is one of them

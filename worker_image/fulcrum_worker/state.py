@@ -11,8 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, Stage
+from fulcrum.api.worker import EngineSleepState, LoadReport, OffloadReport, SpeedCoefficients, Stage
+from fulcrum_worker.adapters import AdapterKeeper
 from fulcrum_worker.engine_metrics import EngineMetrics, scrape_engine
+from fulcrum_worker.engine_sleep import EngineSleep
 from fulcrum_worker.engine_start import Roles
 from fulcrum_worker.kv.events import KvEvents
 from fulcrum_worker.rank_reports import rank_reports
@@ -34,6 +36,8 @@ class WorkerState:
     side_channels: tuple[SideChannel, ...] = ()
     """Where peers ask each rank what to pull; empty: the engine exchanges no KV."""
     role: WorkerRole
+    keeps_kv: bool = True
+    """As in `LoadReport`."""
     pod_name: str = ""
     """Empty: callers cannot check that an answer comes from the Pod that was meant."""
     token: str | None = field(default=None, repr=False)
@@ -66,6 +70,10 @@ class WorkerState:
     """The host tier as it is set up; None without one."""
     speed_file: Path | None = None
     """Where the engine finds its measured speed."""
+    sleep: EngineSleep | None = None
+    """None: the engine has no sleep mode."""
+    adapters: AdapterKeeper | None = None
+    """None: the engine takes no LoRA adapters."""
     kv_events: KvEvents | None = None
     """What the engine said of its KV blocks; None without tiers."""
     _scraped: tuple[float, EngineMetrics] = field(default=(float("-inf"), EngineMetrics()))
@@ -94,6 +102,11 @@ class WorkerState:
         if started := self.engine_alive and self.engine_start_seconds is not None:
             self.startup_told.set()
         return started
+
+    @property
+    def awake(self) -> bool:
+        """The engine has come up, and does not sleep."""
+        return self.warm and self.engine_alive and (self.sleep is None or self.sleep.state == EngineSleepState.AWAKE)
 
     async def engine_metrics(self) -> EngineMetrics:
         """vLLM's metrics, at most 0.25 s old; unknown while the engine does not answer."""
@@ -128,9 +141,10 @@ class WorkerState:
             waiting=metrics.waiting,
             # vLLM does not say how long the prompts in its queue are; only an empty queue is known.
             queued_prompt_tokens=0 if metrics.waiting == 0 else None,
-            kv_usage=metrics.kv_usage,
-            kv_held_for_peers=metrics.kv_held_for_peers,
-            kv_capacity_tokens=metrics.kv_capacity_tokens,
+            kv_usage=metrics.kv_usage if self.keeps_kv else None,
+            kv_held_for_peers=metrics.kv_held_for_peers if self.keeps_kv else 0.0,
+            kv_capacity_tokens=metrics.kv_capacity_tokens if self.keeps_kv else None,
+            keeps_kv=self.keeps_kv,
             kv_cache_dtype=metrics.kv_cache_dtype,
             speed=self.speed,
             work=metrics.work,
@@ -143,5 +157,7 @@ class WorkerState:
             stage=self.stage,
             flips_restart=self.roles is Roles.AT_START,
             residency=self.kv_events.residency() if self.kv_events is not None else None,
+            sleep=self.sleep.state if self.sleep is not None else None,
+            adapters=self.adapters.report() if self.adapters is not None else (),
             ranks=rank_reports(metrics.ranks),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from fulcrum.api.serving_types import QosClass
+from fulcrum.api.serving_types import ClassKind, QosClass
 
 DEFAULT_CLASS: Final = "default"
 
@@ -18,7 +18,11 @@ class ClassTable:
         self.names = tuple(one.name for one in classes)
         self.priorities = tuple(one.priority for one in classes)
         self.reserved = tuple(one.reserved for one in classes)
+        self.batch = tuple(one.kind is ClassKind.BATCH for one in classes)
+        """By class: it is promised nothing, and gets what is idle."""
         descending = sorted({-priority for priority in self.priorities})
+        self.output_caps = tuple(None if one.degrade is None else one.degrade.max_output_tokens for one in classes)
+        """Most output tokens of each class while the cluster is saturated; None: the class is not degraded."""
         self.ranks = tuple(descending.index(-priority) for priority in self.priorities)
         """In which order engines serve the classes: 0 comes first; equal priorities share a rank."""
         rest = [index for index, one in enumerate(classes) if one.match is None]

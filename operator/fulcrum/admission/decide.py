@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from fulcrum.admission.classes import ClassTable
+from fulcrum.admission.idle import over_idle
+from fulcrum.admission.layout_memory import LayoutMemory
 from fulcrum.admission.limits import over_memory, over_threshold, over_tpot, over_ttft
 from fulcrum.admission.margin import Margin
 from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.outputs import OutputLengths
 from fulcrum.admission.shares import ClassShares
+from fulcrum.admission.tuning import TUNING
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.routing import (
     AffinityMemory,
+    BatchInTheWay,
     ClusterView,
     Flight,
     Incoming,
@@ -25,7 +31,7 @@ from fulcrum.routing import (
     Route,
     route,
 )
-from fulcrum.routing.tuning import TUNING
+from fulcrum.routing.tuning import TUNING as ROUTING
 
 # Looking up a member of an enum costs half a microsecond.
 _OFF: Final = AdmissionPolicy.OFF
@@ -60,24 +66,27 @@ class Admission:
         # A batch with too long steps is late for all requests in it, so it must be rarer: as if two came late at once.
         self.tpot_margin = Margin(1 - (1 - attainment) ** 2)
         self.neighbours = NeighbourSlowdown()
+        self.prefilling, self.decoding = LayoutMemory(), LayoutMemory()
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
         """Rejected (and preempted) requests, by class and reason."""
         self._limits = limits or ThresholdLimits()
         self._shares = ClassShares(self.classes, gateways=gateways)
+        self._saturated_until = -_UNBOUNDED
 
     def share(self, gateways: int) -> None:
         """So many gateways share the traffic evenly from now on."""
         self._shares.gateways = gateways
 
     def new_view(
-        self, affinity: AffinityMemory | None = None, units_per_token: float = TUNING.bytes_per_token
+        self, affinity: AffinityMemory | None = None, units_per_token: float = ROUTING.bytes_per_token
     ) -> ClusterView:
         """A view that speaks of the same classes and promises."""
         return ClusterView(
             class_names=self.classes.names,
             ranks=self.classes.ranks,
+            batch=self.classes.batch,
             ttft_seconds=self.ttft_seconds,
             tpot_seconds=self.tpot_seconds,
             affinity=affinity,
@@ -95,6 +104,7 @@ class Admission:
         ttft_seconds: float = _UNBOUNDED,
         tpot_seconds: float = _UNBOUNDED,
         whole: bool = False,
+        adapter: str = "",
     ) -> Incoming:
         """A request, the length of its output estimated; `units_per_token` are those of its `prefix`."""
         return Incoming(
@@ -107,6 +117,7 @@ class Admission:
             prefix=prefix,
             units_per_token=units_per_token,
             whole=whole,
+            adapter=adapter,
         )
 
     def decide(self, incoming: Incoming, view: ClusterView, now_seconds: float) -> Admit | Preempt | Reject:
@@ -114,35 +125,90 @@ class Admission:
 
         Changes only counters, demand, and what requests that wait where it is to go are expected to take.
         """
+        decided = self.consider(incoming, view, now_seconds)
+        if isinstance(decided, Reject):
+            self.refuse(incoming, decided)
+        return decided
+
+    def consider(
+        self, incoming: Incoming, view: ClusterView, now_seconds: float, *, again: bool = False
+    ) -> Admit | Preempt | Reject:
+        """As `decide`, without counting a rejection: the request may wait, and be asked about `again`.
+
+        The caller counts a rejection that is final with `refuse`.
+
+        A class that can be degraded is, while the cluster is saturated: that begins with a rejection, and ends when
+        the rejected request could have come in. To one that has waited it is.
+        """
         view.pass_time(now_seconds)
+        self._forget(view, now_seconds)
         self.outputs.look(view.decoding, now_seconds)
-        found = route(incoming, view, now_seconds)
+        cap = self.classes.output_caps[incoming.qos]
+        if cap is not None and (incoming.waited_seconds > 0 or now_seconds < self._saturated_until):
+            incoming = capped(incoming, cap)
+            return _with_cap(self._consider(incoming, view, now_seconds, again), cap)
+        decided = self._consider(incoming, view, now_seconds, again)
+        if (
+            isinstance(decided, Reject)
+            and decided.retry_after_seconds is not None
+            and not self.classes.batch[incoming.qos]
+        ):
+            longest_seconds = now_seconds + TUNING.demand_seconds
+            self._saturated_until = min(now_seconds + decided.retry_after_seconds, longest_seconds)
+            if cap is not None:
+                return _with_cap(self._consider(capped(incoming, cap), view, now_seconds, again=True), cap)
+        return decided
+
+    def _consider(
+        self, incoming: Incoming, view: ClusterView, now_seconds: float, again: bool
+    ) -> Admit | Preempt | Reject:
+        # Waiting makes no path better: where two legs would be late now, one worker for both would hold up others.
+        fresh = msgspec.structs.replace(incoming, waited_seconds=0.0) if incoming.waited_seconds > 0 else incoming
+        found = route(fresh, view, now_seconds)
         if not isinstance(found, Route):
-            reason = Reason.NEVER_FITS if found is NoPath.NO_POOL else Reason.NO_WORKER
-            return self._turn_away(incoming, Reject(reason))
+            return Reject(Reason.NEVER_FITS if found is NoPath.NO_POOL else Reason.NO_WORKER)
+        if self.classes.batch[incoming.qos]:
+            return self._fill_idle(incoming, found, view, now_seconds)
         if self.policy is _OFF:
             return self._let_in(incoming, found)
         least_seconds = found.decode.least_step
         view.step_limit_seconds = least_seconds + self.tpot_margin.allowed_seconds(self.tpot_seconds - least_seconds)
-        self._shares.offered(incoming, found, view, now_seconds)
+        if not again:
+            self._shares.offered(incoming, found, view, now_seconds)
         slower = self._slower(found, view, now_seconds)
         if found.idle and slower == 1.0 and self._helps(found, view):
             return self._let_in(incoming, found)
+        blocking = BatchInTheWay(incoming, found, view, now_seconds) if view.batch else None
+        victims: list[Flight] = []
+        if blocking is not None and blocking.prompts:
+            victims, found = blocking.prompts, blocking.without()
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
+        if incoming.waited_seconds > 0:
+            # It is tried many times, and comes in at the moment of the most favourable error of a prediction.
+            rooms = min(rooms[0], ROUTING.retry_share), min(rooms[1], ROUTING.retry_share)
         over = self._over(incoming, found, view, rooms, slower)
+        if over and blocking is not None:
+            cleared = blocking.fewest(
+                lambda path: bool(self._over(incoming, path, view, rooms, slower)),
+                lambda path: slower == 1.0 and self._helps(path, view),
+            )
+            if cleared is not None:
+                found, victims, over = *cleared, []
         if not over:
-            return self._serve(incoming, found, view, now_seconds)
+            return self._serve(incoming, found, view, now_seconds, victims)
         worst = max(over, key=lambda one: one.after_seconds)
         reason, promised_seconds = worst.reason, worst.promised_seconds
-        if reason is Reason.TTFT_UNREACHABLE:
-            self.ttft_margins[incoming.qos].rejected()
-        elif reason is Reason.TPOT_UNREACHABLE:
-            self.tpot_margin.rejected()
         if rooms != (1.0, 1.0) and not self._over(incoming, found, view, (1.0, 1.0), slower):
             reason, promised_seconds = Reason.CLASS_SHARE, 0.0
-        return self._turn_away(
-            incoming, Reject(reason, _next_seconds(found, worst.after_seconds), found, promised_seconds)
-        )
+        return Reject(reason, _next_seconds(found, worst.after_seconds), found, promised_seconds, worst.reason)
+
+    def refuse(self, incoming: Incoming, rejection: Reject) -> None:
+        """Count a request that is turned away for good."""
+        if rejection.over is Reason.TTFT_UNREACHABLE:
+            self.ttft_margins[incoming.qos].rejected()
+        elif rejection.over is Reason.TPOT_UNREACHABLE:
+            self.tpot_margin.rejected()
+        self._count(incoming.qos, rejection.reason, incoming.prompt_tokens, incoming.output_tokens)
 
     def learn(
         self,
@@ -156,19 +222,27 @@ class Admission:
         found = flight.route
         if output_tokens is not None and output_tokens > 0:
             self.outputs.learn(flight.load.qos, flight.load.prompt_tokens, output_tokens)
-        if not found.known:
+        if not found.known or flight.load.batch:
             return
         # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
         if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
             # What busy neighbours explain is no error of the prediction: both would be taken off the same promise.
             slower = self.neighbours.factor(flight.busy_neighbours, flight.load.started_at)
-            predicted_seconds = slower * flight.load.ttft_seconds
+            # Its wait at the gateway was no prediction.
+            waited_seconds = flight.waited_seconds
+            predicted_seconds = slower * (flight.load.ttft_seconds - waited_seconds)
+            ttft_seconds = max(ttft_seconds - waited_seconds, 0.0)
             # Where it had to wait, requests before it may have been mispredicted, and not its worker.
             if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
                 self.neighbours.learn(
-                    ttft_seconds / flight.load.ttft_seconds, flight.busy_neighbours, flight.load.started_at
+                    slower * ttft_seconds / predicted_seconds, flight.busy_neighbours, flight.load.started_at
                 )
-            self.ttft_margins[flight.load.qos].learn(predicted_seconds, ttft_seconds, self.ttft_seconds)
+            self.ttft_margins[flight.load.qos].learn(
+                predicted_seconds,
+                ttft_seconds,
+                self.ttft_seconds - waited_seconds,
+                weight=self.prefilling.kept_since(flight.load.started_at),
+            )
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
             least_seconds = flight.decode.least_step
@@ -181,7 +255,18 @@ class Admission:
                     tpot_seconds - least_seconds,
                     self.tpot_seconds - least_seconds,
                     limit_seconds=limit_seconds - least_seconds,
+                    weight=self.decoding.kept_since(flight.load.started_at),
                 )
+
+    def _forget(self, view: ClusterView, now_seconds: float) -> None:
+        """Keep what was learnt of the workers that still do what they did."""
+        kept = self.prefilling.kept(view.workers.prefilling, now_seconds)
+        if kept < 1.0:
+            for margin in self.ttft_margins:
+                margin.keep(kept)
+        kept = self.decoding.kept(view.workers.decoding, now_seconds)
+        if kept < 1.0:
+            self.tpot_margin.keep(kept)
 
     def _helps(self, found: Route, view: ClusterView) -> bool:
         """Whether to serve it on workers that have nothing to do, whatever is predicted.
@@ -189,7 +274,7 @@ class Admission:
         Turning it away helps no other request, unless it would keep the workers from others for long, for an answer
         that comes too late to be of use.
         """
-        hopeless = found.ttft_seconds > TUNING.most_wrong * self.ttft_seconds
+        hopeless = found.ttft_seconds > ROUTING.most_wrong * self.ttft_seconds
         return not (found.known and hopeless) or view.workers.idle
 
     def _slower(self, found: Route, view: ClusterView, now_seconds: float) -> float:
@@ -211,23 +296,31 @@ class Admission:
         )
         return [one for one in checks if one is not None]
 
+    def _fill_idle(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> Admit | Reject:
+        """Let a batch request in where it takes what is idle."""
+        over = over_idle(incoming, found, view, self.tpot_margin, now_seconds)
+        if over is None:
+            return self._let_in(incoming, found)
+        return Reject(over.reason, _next_seconds(found, over.after_seconds), found)
+
     def _serve(
-        self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float
+        self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, batch: list[Flight]
     ) -> Admit | Preempt | Reject:
-        """Within all limits of its path: let it in, if those of lower classes can bear it."""
+        """Within all limits of its path without those of `batch`: let it in, if those of lower classes can bear it."""
         overtaken = self._overtaken(incoming, found, view)
         after_seconds = found.prefill.prompts.backlog_seconds(now_seconds)
         if overtaken is None:
-            return self._turn_away(incoming, Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found))
+            return Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found)
         later, victims = overtaken
         for leg, ttft_seconds in later:
             leg.ttft_seconds = ttft_seconds
         admitted = self._let_in(incoming, found)
-        if not victims:
+        if not victims and not batch:
             return admitted
-        for victim in victims:
-            self._count(victim.qos, Reason.PREEMPTED, victim.prompt_tokens, victim.output_tokens)
-        aborted = tuple(view.prefilling[victim] for victim in victims)
+        aborted = (*batch, *(view.prefilling[victim] for victim in victims))
+        for each in aborted:
+            reason = Reason.NOTHING_IDLE if each.load.batch else Reason.PREEMPTED
+            self._count(each.load.qos, reason, each.load.prompt_tokens, each.load.output_tokens)
         return Preempt(found, aborted, _next_seconds(found, after_seconds + found.work_seconds))
 
     def _overtaken(
@@ -252,7 +345,9 @@ class Admission:
             ttft_seconds = leg.ttft_seconds + more_seconds
             less = less_seconds[qos] + leg.work_seconds
             allowed = self.ttft_margins[qos].allowed_seconds(promise)
-            if leg.ttft_seconds <= allowed < ttft_seconds and self._shares.above_reserve(qos, view, less):
+            if leg.batch:
+                later.append((leg, ttft_seconds))
+            elif leg.ttft_seconds <= allowed < ttft_seconds and self._shares.above_reserve(qos, view, less):
                 less_seconds[qos] = less
                 more_seconds = max(more_seconds - leg.work_seconds, 0.0)
                 victims.append(leg)
@@ -266,10 +361,6 @@ class Admission:
         self.admitted[incoming.qos] += 1
         return Admit(found)
 
-    def _turn_away(self, incoming: Incoming, rejection: Reject) -> Reject:
-        self._count(incoming.qos, rejection.reason, incoming.prompt_tokens, incoming.output_tokens)
-        return rejection
-
     def _count(self, qos: int, reason: Reason, prompt_tokens: float, output_tokens: float) -> None:
         key = (self.classes.names[qos], reason)
         tally = self.rejected.get(key)
@@ -278,6 +369,17 @@ class Admission:
         tally.requests += 1
         tally.prompt_tokens += prompt_tokens
         tally.output_tokens += output_tokens
+
+
+def capped(incoming: Incoming, output_cap: int) -> Incoming:
+    """The request with an answer of at most `output_cap` tokens."""
+    if incoming.output_tokens <= output_cap:
+        return incoming
+    return msgspec.structs.replace(incoming, output_tokens=float(output_cap))
+
+
+def _with_cap(decided: Admit | Preempt | Reject, output_cap: int) -> Admit | Preempt | Reject:
+    return decided if isinstance(decided, Reject) else msgspec.structs.replace(decided, output_cap=output_cap)
 
 
 def _next_seconds(found: Route, after_seconds: float) -> float:

@@ -24,8 +24,10 @@ def over_ttft(
     promise = min(view.ttft_seconds, incoming.ttft_seconds)
     # Where nothing is queued and no neighbour is felt, a margin helps no request: it is never served sooner than now.
     queued = found.wait_seconds > 0 or found.hand_over.slot_seconds > 0
-    allowed = margin.allowed_seconds(promise) if queued or slower > 1 else promise
-    left = (allowed - incoming.waited_seconds) / slower - (found.ttft_seconds - found.wait_seconds)
+    # What it has waited is known, so a margin is only on what is left.
+    to_come = max(promise - incoming.waited_seconds, 0.0)
+    allowed = margin.allowed_seconds(to_come) if queued or slower > 1 else to_come
+    left = allowed / slower - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
         memory = 0 < found.decode.kv_capacity < found.hand_over.kv_tokens and found.hand_over.slot_seconds > -left
         return Over(Reason.KV_EXHAUSTED if memory else Reason.TTFT_UNREACHABLE, _until_idle(found), promise)

@@ -10,7 +10,9 @@ it stays near zero, and nothing changes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
+from fulcrum.api.admission_state import BusySample
 from fulcrum.routing.tuning import TUNING
 
 
@@ -41,6 +43,16 @@ class NeighbourSlowdown:
             return
         # A hang is no slow-down.
         self._samples.append((now_seconds, min(ratio - 1.0, busy * (TUNING.most_wrong - 1.0)), busy))
+        self._forget(now_seconds)
+
+    def state(self, now_seconds: float) -> tuple[BusySample, ...]:
+        """Return what a copy begins from."""
+        return tuple([BusySample(max(now_seconds - at, 0.0), more, busy) for at, more, busy in self._samples])
+
+    def begin_with(self, state: Sequence[BusySample], now_seconds: float) -> None:
+        """Go on from what another one has learnt."""
+        self._samples.clear()
+        self._samples.extend([(now_seconds - each.age_seconds, each.slower, each.busy) for each in state])
         self._forget(now_seconds)
 
     def _forget(self, now_seconds: float) -> None:

@@ -32,10 +32,13 @@ class Admit(msgspec.Struct, frozen=True):
     """Serve it on this path."""
 
     route: Route
+    output_cap: int | None = None
+    """Most output tokens that it may have, because its class is degraded; None: as many as it asks for."""
 
 
 class Preempt(msgspec.Struct, frozen=True):
-    """Serve it on this path, and first abort `victims`: queued prefills of lower classes, no token of them was sent.
+    """Serve it on this path, and first abort `victims`: queued prefills of lower classes, no token of which was sent,
+    and batch requests at any stage.
 
     Victims are answered like rejected requests, with `Reason.PREEMPTED` and `retry_after_seconds`.
     """
@@ -43,6 +46,8 @@ class Preempt(msgspec.Struct, frozen=True):
     route: Route
     victims: tuple[Flight, ...]
     retry_after_seconds: float
+    output_cap: int | None = None
+    """As in `Admit`."""
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -55,6 +60,8 @@ class Reject(msgspec.Struct, frozen=True):
     """The path that it would have had."""
     promised_seconds: float = 0.0
     """What `reason` is about: TTFT, or TPOT; 0 where it is neither."""
+    over: Reason | None = None
+    """The limit that it is over the longest; None: none is predicted."""
 
     @property
     def numbers(self) -> str:

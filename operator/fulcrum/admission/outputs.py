@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fulcrum.admission.tuning import TUNING
+from fulcrum.api.admission_state import MeanOutput
 from fulcrum.api.pool_types import MAX_PROMPT_TOKENS
 from fulcrum.routing import Flight
 from fulcrum.routing.tuning import TUNING as ROUTING
@@ -76,6 +77,25 @@ class OutputLengths:
         """A request made `output_tokens`."""
         self._lengths[qos][_bucket(prompt_tokens)].learn(output_tokens)
 
+    def state(self) -> tuple[MeanOutput, ...]:
+        """Return what a copy begins from."""
+        return tuple(
+            [
+                MeanOutput(qos, place, each.ended, each.mean_tokens)
+                for qos, of_class in enumerate(self._lengths)
+                for place, each in enumerate(of_class)
+                if each.ended
+            ]
+        )
+
+    def begin_with(self, state: Sequence[MeanOutput]) -> None:
+        """Go on from what another one of as many classes has learnt."""
+        self._lengths = [[_Lengths() for _ in of_class] for of_class in self._lengths]
+        for each in state:
+            if each.qos < len(self._lengths) and each.doubling < _BUCKETS:
+                lengths = self._lengths[each.qos][each.doubling]
+                lengths.ended, lengths.mean_tokens = each.ended, each.tokens
+
     def look(self, under_way: Iterable[Flight], now_seconds: float) -> None:
         """Take note of the longest answer `under_way` in each class of which too few have ended, once a second."""
         if now_seconds < self._looked_at + 1.0:
@@ -94,18 +114,18 @@ class OutputLengths:
 class _Lengths:
     """Of one class and prompt length."""
 
-    __slots__ = ("_ended", "mean_tokens")
+    __slots__ = ("ended", "mean_tokens")
 
     def __init__(self) -> None:
-        self._ended, self.mean_tokens = 0, 0.0
+        self.ended, self.mean_tokens = 0, 0.0
 
     @property
     def known(self) -> bool:
-        return self._ended > 2
+        return self.ended > 2
 
     def learn(self, tokens: float) -> None:
-        self._ended += 1
-        self.mean_tokens += (tokens - self.mean_tokens) / min(self._ended, ROUTING.recent_requests)
+        self.ended += 1
+        self.mean_tokens += (tokens - self.mean_tokens) / min(self.ended, ROUTING.recent_requests)
 
 
 def _bucket(prompt_tokens: float) -> int:

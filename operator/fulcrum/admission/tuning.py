@@ -18,6 +18,11 @@ class AdmissionTuning:
     """Share of a KV cache by which answers may be expected to outgrow it: what does not fit is computed twice."""
     demand_seconds: float = 20.0
     """Memory of what each class asks for: long enough for a rate of a few requests a second."""
+    pass_share: float = 0.02
+    """Time between two passes over the queue, as a share of the TTFT promise: so much of it a place may stay unused."""
+    pass_refusals: int = 4
+    """Waiting requests that may be found not to fit before a pass ends: bounds its cost (about 50 us each), and lets
+    small requests pass large ones."""
 
 
 TUNING: Final = AdmissionTuning()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
@@ -127,6 +127,15 @@ class ScaleDown(ApiStruct, frozen=True, kw_only=True):
     ] = "300s"
 
 
+LEAST_IDLE: Final = "10s"
+"""Shortest `balance.idleAfter`: calls of one conversation are seconds apart, and the operator looks every 2 s."""
+
+
+class IdleDepth(StrEnum):
+    PODS = "Pods"
+    ENGINES = "Engines"
+
+
 class Recommend(ApiStruct, frozen=True, kw_only=True):
     """When status.recommendation says that other pools would carry more."""
 
@@ -179,3 +188,52 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
         Recommend,
         Meta(description="When the status says that other pools would carry more; nothing is changed by it."),
     ] = Recommend()
+    idle_after: Annotated[
+        PositiveDuration | None,
+        Meta(
+            description="How long no request may come before all workers are removed, at least 10s; needs mode Auto "
+            "and workers.min 0 in every pool. The next request is held at the gateway (gateway.hold) while workers "
+            "start; load that came at this time on earlier days wakes them before. Absent: some workers always run."
+        ),
+    ] = None
+
+    idle_depth: Annotated[
+        IdleDepth,
+        Meta(
+            description="What sleeps after idleAfter. Pods: all workers are removed, and a wake starts them. Engines: "
+            "the Pods keep their GPUs, and vLLM's sleep mode gives back the memory of the GPUs; a wake takes seconds. "
+            "It needs GPUs, and pools with roles [mixed]. Changing it replaces the workers."
+        ),
+    ] = IdleDepth.PODS
+    sleep_level: Annotated[
+        Annotated[int, Meta(ge=1, le=2)] | None,
+        Meta(
+            description="With idleDepth Engines, vLLM's level of sleep. 1 (the default): the weights go to the host's "
+            "memory, which must have room for them. 2: the weights are dropped, and loaded again at the wake.",
+        ),
+    ] = None
+
+    @property
+    def engine_sleep_level(self) -> int:
+        """Level of vLLM's sleep mode; 0: engines do not sleep."""
+        return (self.sleep_level or 1) if self.idle_depth is IdleDepth.ENGINES else 0
+
+    rules: ClassVar[Rules] = (
+        rule(
+            "self.idleDepth != 'Engines' || has(self.idleAfter)",
+            "idleDepth Engines says what sleeps after idleAfter; set idleAfter, or remove idleDepth",
+        ),
+        rule(
+            "!has(self.sleepLevel) || self.idleDepth == 'Engines'",
+            "sleepLevel is that of vLLM's sleep mode; set idleDepth: Engines, or remove sleepLevel",
+        ),
+        rule(
+            f"!has(self.idleAfter) || duration(self.idleAfter) >= duration('{LEAST_IDLE}')",
+            f"idleAfter must be at least {LEAST_IDLE}",
+        ),
+        rule(
+            "!has(self.idleAfter) || self.mode == 'Auto'",
+            "idleAfter needs mode Auto: in External an HPA or KEDA sets the number of workers, in Manual the spec "
+            "does, and Observe changes nothing; use mode Auto, or remove idleAfter",
+        ),
+    )

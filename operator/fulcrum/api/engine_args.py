@@ -60,6 +60,10 @@ _REFUSALS: Final = (
     ),
     _Refusal(names=("allowed-media-domains",), instead="set spec.engine.mediaDomains"),
     _Refusal(names=("otlp-traces-endpoint",), instead="set spec.telemetry.tracing with engine: true"),
+    _Refusal(
+        names=("enable-lora", "lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras"),
+        instead="set spec.adapters",
+    ),
     _Refusal(names=("api-key",), instead="only the gateway talks to a worker; remove it"),
     # The shape of a worker.
     _Refusal(
@@ -100,9 +104,10 @@ _REFUSALS: Final = (
     ),
     # What the gateway and the agent count on.
     _Refusal(
-        names=("tokens-only", "skip-tokenizer-init", "runner", "convert"),
+        names=("tokens-only", "skip-tokenizer-init"),
         instead="workers must answer chat and completions; remove it",
     ),
+    _Refusal(names=("runner", "convert"), instead="set spec.model.task"),
     _Refusal(names=("disable-log-stats",), instead="the worker's load is read from these metrics; remove it"),
     _Refusal(
         names=("scheduling-policy",), instead="workers serve by the priority of spec.admission.classes; remove it"

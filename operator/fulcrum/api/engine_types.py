@@ -9,12 +9,15 @@ from msgspec import Meta
 
 from fulcrum.api import engine_args
 from fulcrum.api.base import ApiStruct, Image, ObjectName, PositiveDuration, Quantity, Rules, rule
-from fulcrum.api.durations import seconds
 
 STORED_BLOCK_SIZE: Final = 16
 """Tokens; the default of `engine.kvCache.blockSize` in release 0.1.0, stored in every object of that time."""
 STORED_IMAGE: Final = "ghcr.io/fulcrum/worker:0.1.0"
 """The default of `engine.image` in release 0.1.0, stored in every object of that time."""
+USUAL_START_TIMEOUT: Final = "30m"
+"""The least that `engine.startTimeout` comes to where it is absent; long enough for compilation and graph capture."""
+LONGEST_START_TIMEOUT: Final = "24h"
+"""Most that `engine.startTimeout` may be."""
 
 
 class OffloadPolicy(StrEnum):
@@ -158,13 +161,15 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
     kv_cache: Annotated[KvCache, Meta(description="KV cache of each engine.")] = KvCache()
     transfer: Annotated[Transfer, Meta(description="How KV moves from prefill to decode.")] = Transfer()
     start_timeout: Annotated[
-        PositiveDuration,
+        PositiveDuration | None,
         Meta(
             description="How long a starting engine may make no progress (no new log lines, next to no CPU time, no "
             "bytes read or written) before its worker is restarted; at most 24h. A start that goes on and on ends "
-            "after four times as long. Changing it restarts none."
+            "after four times as long. Default: 30m, or more for large models: so long that those four times take in "
+            "the load of all weights at 50 MB/s and 30 minutes beside it. status.startTimeout says what it came to. "
+            "Changing it restarts none."
         ),
-    ] = "30m"
+    ] = None
     args: Annotated[
         tuple[_EngineArg, ...],
         Meta(
@@ -190,13 +195,11 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
         ),
     ] = None
 
-    @property
-    def start_timeout_seconds(self) -> float:
-        """`start_timeout` in seconds."""
-        return seconds(self.start_timeout)
-
     rules: ClassVar[Rules] = (
-        rule("duration(self.startTimeout) <= duration('24h')", "startTimeout must not be longer than 24h"),
+        rule(
+            f"!has(self.startTimeout) || duration(self.startTimeout) <= duration('{LONGEST_START_TIMEOUT}')",
+            f"startTimeout must not be longer than {LONGEST_START_TIMEOUT}",
+        ),
     )
 
 

@@ -37,6 +37,8 @@ class FrontRoute(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     name: str
     aliases: tuple[str, ...] = ()
+    adapter: str | None = None
+    """What clusters are sent as `model`; None: their `served_name`."""
     backends: tuple[FrontBackend, ...] = ()
     fallback: tuple[str, ...] = ()
     api_keys_directory: str | None = None
@@ -62,5 +64,7 @@ class FrontConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     limits: GatewayLimits = GatewayLimits()
     cors_origins: tuple[str, ...] = ()
     shutdown_grace_seconds: float = 120.0
+    api_keys_directories: dict[str, str] = {}
+    """Where each Secret with API keys is mounted, by its name; one that is not here is at `FRONT_KEYS_PATH`."""
     routes: FrontRoutes | None = None
     """Instead of the InferenceGateway, to run without Kubernetes."""

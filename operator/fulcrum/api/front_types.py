@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
+from fulcrum.api.adapter_types import AdapterName
 from fulcrum.api.base import ApiStruct, Name, NamespaceName, ObjectName, Rules, rule
 from fulcrum.api.gateway_types import GatewayPods
 from fulcrum.api.names import API_VERSION, FRONT_KIND
@@ -89,10 +90,17 @@ class FrontModel(ApiStruct, frozen=True, kw_only=True):
         tuple[_ModelName, ...],
         Meta(
             max_length=_MAX_ALIASES,
-            description="Other names for it; a cluster is always sent its own servedName.",
+            description="Other names for it; a cluster is always sent its own servedName, or `adapter`.",
             extra_json_schema={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
+    adapter: Annotated[
+        AdapterName | None,
+        Meta(
+            description="LoRA adapter that this model is: clusters are sent this name in place of their servedName. "
+            "Each of them needs it in its spec.adapters.list. Absent: the clusters' own model."
+        ),
+    ] = None
     backends: Annotated[
         tuple[Backend, ...],
         Meta(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from fulcrum.api.batch import GatewayBatch
 from fulcrum.api.pool_types import PoolAdmits
-from fulcrum.api.serving_types import Admission
+from fulcrum.api.serving_types import Admission, ModelTask
 from fulcrum.api.telemetry_types import DEFAULT_SAMPLING_RATIO
 
 
@@ -50,12 +51,20 @@ class GatewayTracing(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sampling_ratio: float = DEFAULT_SAMPLING_RATIO
 
 
+class GatewayHold(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How requests wait while no worker runs."""
+
+    max_requests: int = 100
+    max_wait_seconds: float = 900.0
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One JSON document in `FULCRUM_GATEWAY_CONFIG`."""
 
     cluster: str
     served_name: str
     model: str
+    task: ModelTask = ModelTask.GENERATE
     max_model_len: int | None = None
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None
@@ -70,6 +79,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Where the Secret with API keys is mounted; None: any client may ask."""
     salt_prefixes: bool = False
     """Prompts of one API key never hit what another's left in an engine's prefix cache."""
+    adapters: bool = False
+    """Engines take LoRA adapters; which there are, gateways read of the InferenceCluster: it changes at run time."""
     limits: GatewayLimits = GatewayLimits()
     heartbeat_seconds: float | None = None
     """A stream without a token gets an SSE comment this often; None: none."""
@@ -83,6 +94,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How long SIGTERM waits for streams that are under way."""
     tracing: GatewayTracing | None = None
     """None: no request is traced."""
+    batch: GatewayBatch | None = None
+    """None: there are no files and no batches."""
+    hold: GatewayHold | None = None
+    """None: a request that finds no worker is refused at once."""
+    record: bool = True
+    """Keep the last requests as numbers and keyed hashes (`api/record.py`)."""
 
 
 class FailingPair(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -122,3 +139,16 @@ class PairsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     failing: tuple[FailingPair, ...] = ()
     rates: tuple[LearntRate, ...] = ()
+
+
+class DemandReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`GET /demand` of a gateway: whether anyone asks for the model."""
+
+    held: int
+    """Requests that wait for a worker."""
+    up_seconds: float
+    """Since the gateway started: it knows of no earlier request."""
+    idle_seconds: float | None = None
+    """Since the last request was in progress; 0 while one is, None: there was none."""
+    first_token_seconds: float | None = None
+    """Longest time to first token of the requests that the last wake held."""

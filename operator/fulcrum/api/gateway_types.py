@@ -35,6 +35,11 @@ class GatewayScaling(StrEnum):
     EXTERNAL = "External"
 
 
+class RecordPolicy(StrEnum):
+    ON = "On"
+    OFF = "Off"
+
+
 class GatewayAuth(ApiStruct, frozen=True, kw_only=True):
     """Authentication of clients."""
 
@@ -276,6 +281,28 @@ class GatewayPods(ApiStruct, frozen=True, kw_only=True):
     )
 
 
+class Hold(ApiStruct, frozen=True, kw_only=True):
+    """Requests that wait at a gateway while workers start, with balance.idleAfter."""
+
+    max_requests: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Requests that each gateway holds at most; further ones get 503 with Retry-After.",
+        ),
+    ] = 100
+    max_wait: Annotated[
+        PositiveDuration,
+        Meta(
+            description="Longest wait of a held request, at most 1h; then it gets 503 with Retry-After. Longer than a "
+            "worker takes to start, and shorter than requestTimeout, which counts from the request's arrival."
+        ),
+    ] = "15m"
+
+    rules: ClassVar[Rules] = (rule("duration(self.maxWait) <= duration('1h')", "maxWait must not be longer than 1h"),)
+
+
 class Gateway(GatewayPods, frozen=True, kw_only=True):
     """The OpenAI-compatible endpoint."""
 
@@ -290,6 +317,21 @@ class Gateway(GatewayPods, frozen=True, kw_only=True):
             "no balancer cuts it; its status is then 200 before an engine answered. Absent: none."
         ),
     ] = None
+    hold: Annotated[
+        Hold,
+        Meta(
+            description="Requests that wait while workers start, with balance.idleAfter. A held stream gets an SSE "
+            "comment at every heartbeat, or every 10s without one."
+        ),
+    ] = Hold()
+    record: Annotated[
+        RecordPolicy,
+        Meta(
+            description="Whether each gateway keeps its last minutes of requests in at most 8Mi, as lengths, times and "
+            'keyed hashes of prompt prefixes, never text; `fulcrum record` reads them. On, or "Off" (in quotes: YAML '
+            "takes a bare Off for false)."
+        ),
+    ] = RecordPolicy.ON
     allowed_namespaces: Annotated[
         tuple[NamespaceName, ...],
         Meta(

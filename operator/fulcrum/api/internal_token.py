@@ -29,6 +29,16 @@ def internal_secret_name(cluster: str) -> str:
     return f"{cluster}-internal"
 
 
+def record_secret_name(cluster: str) -> str:
+    """Name of the Secret with what reads the rings of a cluster's gateways, and is good for nothing else."""
+    return f"{cluster}-record"
+
+
+def record_token(token: str) -> str:
+    """Return what gateways take for the last requests alone. It is made from the token, and does not tell it."""
+    return hmac.digest(token.encode(), b"record", "sha256").hex()
+
+
 def authorization(token: str) -> str:
     """Return the value of the header that carries a token."""
     return f"{_SCHEME}{token}"

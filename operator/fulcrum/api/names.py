@@ -83,6 +83,9 @@ COMPONENT_FOLLOWER: Final = "follower"
 COMPONENT_GATEWAY: Final = "gateway"
 COMPONENT_FRONT: Final = "front"
 """Pods of an InferenceGateway."""
+COMPONENT_BATCH: Final = "batch"
+COMPONENT_PRELOAD: Final = "preload"
+"""The Pod that keeps files and runs batches."""
 COMPONENT_OPERATOR: Final = "operator"
 
 TTFT_PARAM: Final = "ttft_seconds"
@@ -98,6 +101,8 @@ PORT_RANKS: Final = 29501
 PORT_GATEWAY: Final = 8080
 PORT_GATEWAY_INSIDE: Final = 8082
 """`GET /metrics` and `GET /kv-pairs` of a gateway: for the cluster, not for clients."""
+PORT_BATCH: Final = 8083
+"""Files and batches: for the gateways of the cluster, not for clients."""
 PORT_OPERATOR_HEALTH: Final = 8081
 """`GET /healthz` of the operator."""
 
@@ -115,6 +120,8 @@ ENV_GATEWAY_CONFIG: Final = "FULCRUM_GATEWAY_CONFIG"
 """JSON of `api.gateway.GatewayConfig`."""
 ENV_FRONT_CONFIG: Final = "FULCRUM_FRONT_CONFIG"
 """JSON of `api.front.FrontConfig`."""
+ENV_BATCH_CONFIG: Final = "FULCRUM_BATCH_CONFIG"
+"""JSON of `api.batch.BatchConfig`."""
 FRONT_KEYS_PATH: Final = "/etc/fulcrum/api-keys"
 """Where the Secrets with API keys are mounted in a front, each in a folder of its name."""
 VOLUME_API_KEYS: Final = "api-keys"
@@ -169,6 +176,16 @@ def leader_name(group: str) -> str:
 def gateway_name(cluster: str) -> str:
     """Name of the gateway's Deployment, Service, ServiceAccount, Role, RoleBinding and budget."""
     return f"{cluster}-gateway"
+
+
+def batch_name(cluster: str) -> str:
+    """Name of the batch process's Deployment, ServiceAccount and NetworkPolicy."""
+    return f"{cluster}-batch"
+
+
+def preload_name(cluster: str, digest: str) -> str:
+    """Name of the Job that downloads weights."""
+    return f"{cluster}-preload-{digest}"
 
 
 def front_name(inference_gateway: str) -> str:

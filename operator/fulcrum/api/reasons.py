@@ -29,6 +29,8 @@ class Reason(StrEnum):
     KV_DTYPE_UNSUITED = "KvDtypeUnsuited"
     MODEL_CONFIG_UNUSABLE = "ModelConfigUnusable"
     PROFILE_UNUSABLE = "ProfileUnusable"
+    PRELOADING = "Preloading"
+    PRELOAD_FAILED = "PreloadFailed"
     WORKER_UNSCHEDULABLE = "WorkerUnschedulable"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REFUSED = "TemplateRefused"
@@ -47,12 +49,16 @@ class Reason(StrEnum):
     OVER_CAPACITY = "OverCapacity"
     REQUESTS_REJECTED = "RequestsRejected"
     OBSERVING = "Observing"
+    ASLEEP = "Asleep"
+    WAKE_FAILED = "WakeFailed"
     WITHIN_BOUNDS = "WithinBounds"
     OUT_OF_BOUNDS = "OutOfBounds"
     CLUSTER_MISSING = "ClusterMissing"
     CLUSTER_NOT_READY = "ClusterNotReady"
     NOT_GRANTED = "NotGranted"
     KEYS_NOT_PASSED = "KeysNotPassed"
+    ADAPTER_MISSING = "AdapterMissing"
+    BATCH_NOT_READY = "BatchNotReady"
 
     # Actions and events.
     WORKER_CREATED = "WorkerCreated"
@@ -67,10 +73,13 @@ class Reason(StrEnum):
     LOAD_FELL = "LoadFell"
     WORKER_SLOW = "WorkerSlow"
     SCALE_REQUESTED = "ScaleRequested"
+    FELL_ASLEEP = "FellAsleep"
     PLACEMENT_DRIFTED = "PlacementDrifted"
+    ADAPTER_NOT_LOADED = "AdapterNotLoaded"
 
     # Rejections at the gateway (x-fulcrum-rejected, metric label).
     NO_WORKER = "NoWorker"
+    WAKING = "Waking"
     OVERLOADED = "Overloaded"
     TTFT_UNREACHABLE = "TtftUnreachable"
     TPOT_UNREACHABLE = "TpotUnreachable"
@@ -78,6 +87,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "QueueFull"
     CLASS_SHARE = "ClassShare"
     PREEMPTED = "Preempted"
+    NOTHING_IDLE = "NothingIdle"
     RATE_LIMITED = "RateLimited"
     NEVER_FITS = "NeverFits"
     UPSTREAM_FAILED = "UpstreamFailed"
@@ -88,6 +98,7 @@ class Reason(StrEnum):
 
 REJECTIONS: Final = (
     Reason.NO_WORKER,
+    Reason.WAKING,
     Reason.OVERLOADED,
     Reason.TTFT_UNREACHABLE,
     Reason.TPOT_UNREACHABLE,
@@ -97,4 +108,7 @@ REJECTIONS: Final = (
     Reason.PREEMPTED,
     Reason.NEVER_FITS,
 )
-"""Why a gateway turned a request away without any work; its other reasons are failures after work was done."""
+"""Why a gateway turned a request away without any work; its other reasons are failures after work was done.
+
+`NOTHING_IDLE` is not among them: a batch request that is to come back later is no load that could not be served.
+"""

@@ -26,6 +26,14 @@ class ModelCache(ApiStruct, frozen=True, kw_only=True):
     persistent_volume_claim: Annotated[
         ObjectName, Meta(description="Claim that holds downloaded weights; mounted in every worker.")
     ]
+    preload: Annotated[
+        bool,
+        Meta(
+            description="Download the weights by a Job without GPUs, which is made once for each claim, model and "
+            "revision, also while the cluster sleeps. While it runs the first workers wait for it. If it fails "
+            "(PreloadFailed), workers load the weights by themselves. A path must be on the claim, below /cache."
+        ),
+    ] = False
 
 
 class ModelConfigMap(ApiStruct, frozen=True, kw_only=True):
@@ -36,6 +44,11 @@ class ModelConfigMap(ApiStruct, frozen=True, kw_only=True):
         ConfigMapKey,
         Meta(description="Key of the ConfigMap's `data` that holds the config.json, as in the model's repository."),
     ] = "config.json"
+
+
+class ModelTask(StrEnum):
+    GENERATE = "Generate"
+    POOLING = "Pooling"
 
 
 class Model(ApiStruct, frozen=True, kw_only=True):
@@ -51,6 +64,14 @@ class Model(ApiStruct, frozen=True, kw_only=True):
             description="Hub id, such as meta-llama/Llama-3.1-70B-Instruct, or a path inside the worker.",
         ),
     ]
+    task: Annotated[
+        ModelTask,
+        Meta(
+            description="What the model does. Generate: it answers chats and completions. Pooling: it makes embeddings "
+            "and scores (/v1/embeddings, /v1/score, /v1/rerank); every pool needs roles: [mixed]. Changing it replaces "
+            "all workers."
+        ),
+    ] = ModelTask.GENERATE
     revision: Annotated[
         Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\s-][^\s]*$")] | None,
         Meta(description="Commit, branch or tag of the model's repository; default: its main branch."),
@@ -88,6 +109,10 @@ class Model(ApiStruct, frozen=True, kw_only=True):
         rule(
             "!self.trustRemoteCode || has(self.revision)",
             "trustRemoteCode: code from a repository runs as it was reviewed; name the commit in revision",
+        ),
+        rule(
+            "!has(self.cache) || !self.cache.preload || self.name.startsWith('/cache/') || !self.name.matches('^[/.]')",
+            "cache.preload: a path is not downloaded; name a hub id or a path below /cache, or remove preload",
         ),
     )
 
@@ -127,10 +152,37 @@ class ClassMatch(ApiStruct, frozen=True, kw_only=True):
     ]
 
 
+class ClassKind(StrEnum):
+    ONLINE = "Online"
+    BATCH = "Batch"
+
+
+class Degrade(ApiStruct, frozen=True, kw_only=True):
+    """What a class gives up before its requests are refused."""
+
+    max_output_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_048_576,
+            description="While the cluster is predicted to be saturated, no answer of the class gets more output "
+            "tokens. Such an answer has the header x-fulcrum-degraded.",
+        ),
+    ]
+
+
 class QosClass(ApiStruct, frozen=True, kw_only=True):
     """One QoS class."""
 
     name: Annotated[Name, Meta(description="Name of the class, unique in the cluster.")]
+    kind: Annotated[
+        ClassKind,
+        Meta(
+            description="What its requests are promised. Online: the SLO. Batch: nothing. They are let in only where "
+            "prefill and decode are idle, make way for online requests within one engine step, are not counted in the "
+            "attainment, and start no worker. See docs/operations/batch.md."
+        ),
+    ] = ClassKind.ONLINE
     priority: Annotated[int, Meta(ge=0, le=1000, description="Higher is served first, 0 to 1000.")]
     reserved: Annotated[
         float, Meta(ge=0, le=1, description="Share of capacity kept for the class, 0 to 1; together at most 1.")
@@ -138,6 +190,28 @@ class QosClass(ApiStruct, frozen=True, kw_only=True):
     match: Annotated[
         ClassMatch | None, Meta(description="Which requests are of the class; absent in exactly one class: the rest.")
     ] = None
+    degrade: Annotated[
+        Degrade | None,
+        Meta(description="What the class gives up before its requests are refused; absent: nothing."),
+    ] = None
+
+
+class AdmissionQueue(ApiStruct, frozen=True, kw_only=True):
+    """A queue at each gateway for requests that would be refused now, but may be served in time a little later."""
+
+    max_wait: Annotated[
+        PositiveDuration,
+        Meta(
+            description="Longest wait of a request, at most 1h. While the policy is Predictive, a request is refused "
+            "before that as soon as it can no longer keep slo.ttft."
+        ),
+    ]
+    max_requests: Annotated[
+        int,
+        Meta(ge=1, le=10_000, description="Most requests that wait at one gateway; each API key gets its share of it."),
+    ]
+
+    rules: ClassVar[Rules] = (rule("duration(self.maxWait) <= duration('1h')", "maxWait must not be longer than 1h"),)
 
 
 class Admission(ApiStruct, frozen=True, kw_only=True):
@@ -160,6 +234,10 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ()
+    queue: Annotated[
+        AdmissionQueue | None,
+        Meta(description="Requests wait at the gateway for a while before they are refused; absent: none waits."),
+    ] = None
 
     rules: ClassVar[Rules] = (
         rule(
@@ -175,6 +253,24 @@ class Admission(ApiStruct, frozen=True, kw_only=True):
             "!has(self.classes) || self.classes.all(a, !has(a.match) || self.classes.filter(b, has(b.match)"
             " && b.match.header == a.match.header && b.match.value == a.match.value).size() == 1)",
             "classes: two classes match the same header and value",
+        ),
+        rule(
+            "!has(self.classes) || self.classes.filter(c, c.kind == 'Batch').size() <= 1",
+            "classes: more than one class has kind Batch; keep one",
+        ),
+        rule(
+            "!has(self.classes) || self.policy == 'Predictive' || self.classes.all(c, c.kind != 'Batch')",
+            "policy: what is idle is only known by prediction; use Predictive, or remove the class of kind Batch",
+        ),
+        rule(
+            "!has(self.classes) || self.classes.all(c, c.kind != 'Batch' || (has(c.match) && c.reserved == 0.0))",
+            "classes: a class of kind Batch takes only requests that ask for it and keeps nothing free; give it a "
+            "match, and no reserved",
+        ),
+        rule(
+            "!has(self.classes) || self.classes.all(b, b.kind != 'Batch' || self.classes.all(c, c.name == b.name"
+            " || c.priority > b.priority))",
+            "classes: a class of kind Batch must have the lowest priority of all; lower it, or raise the others",
         ),
     )
 

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from fulcrum.api.adapter_types import MAX_ADAPTERS, AdapterStatus
+from fulcrum.api.balance_types import IdleDepth
 from fulcrum.api.base import ApiStruct, Duration
 from fulcrum.api.names import Role
 from fulcrum.api.parallelism import gpus_of
@@ -88,6 +90,7 @@ class LatencyQuantiles(ApiStruct, frozen=True, kw_only=True):
 
     p50: Annotated[Duration | None, Meta(description="Half of the requests were faster.")] = None
     p90: Annotated[Duration | None, Meta(description="Nine of ten requests were faster.")] = None
+    p99: Annotated[Duration | None, Meta(description="99 of 100 requests were faster.")] = None
 
 
 class ForecastStatus(ApiStruct, frozen=True, kw_only=True):
@@ -141,6 +144,32 @@ class KvCacheStatus(ApiStruct, frozen=True, kw_only=True):
         str, Meta(max_length=32, description="Element type that engines are told; auto: vLLM's own choice.")
     ]
     reason: Annotated[str, Meta(max_length=1024, description="Why it is that.")]
+
+
+class PreloadState(StrEnum):
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class PreloadStatus(ApiStruct, frozen=True, kw_only=True):
+    """The download of the weights ahead of workers."""
+
+    job: Annotated[str, Meta(max_length=63, description="Name of the Job.")]
+    state: Annotated[str, Meta(max_length=32, description="Running, Complete or Failed.")]
+    message: Annotated[
+        Annotated[str, Meta(max_length=1024)] | None, Meta(description="Why it failed and what to do; else absent.")
+    ] = None
+
+
+class BatchesStatus(ApiStruct, frozen=True, kw_only=True):
+    """Batches of OpenAI's API, read every 30 seconds."""
+
+    waiting: Annotated[Count, Meta(description="Batches that have not begun.")]
+    running: Annotated[Count, Meta(description="Batches under way.")]
+    requests: Annotated[Count, Meta(description="Requests of the batches under way.")]
+    completed: Annotated[Count, Meta(description="How many of these requests were answered.")]
+    failed: Annotated[Count, Meta(description="How many of these requests failed.")]
 
 
 class DecidedLoad(ApiStruct, frozen=True, kw_only=True):
@@ -278,6 +307,48 @@ class SlowWorker(ApiStruct, frozen=True, kw_only=True):
     since: Annotated[Time, Meta(description="When that was first seen.")]
 
 
+class SleepState(StrEnum):
+    AWAKE = "Awake"
+    FALLING_ASLEEP = "FallingAsleep"
+    ASLEEP = "Asleep"
+    WAKING = "Waking"
+
+
+class SleepStatus(ApiStruct, frozen=True, kw_only=True):
+    """Whether workers run, with balance.idleAfter."""
+
+    state: Annotated[
+        str,
+        Meta(
+            max_length=32,
+            description="Awake: workers serve. FallingAsleep: the last ones drain. Asleep: none serves. Waking: some "
+            "start.",
+        ),
+    ]
+    since: Annotated[Time, Meta(description="When the state began.")]
+    held: Annotated[Count, Meta(description="Requests that wait at the gateways now.")] = 0
+    first_token_seconds: Annotated[
+        _Rate | None,
+        Meta(description="Longest time from arrival to first token of the requests that the last wake held."),
+    ] = None
+    depth: Annotated[
+        IdleDepth | None,
+        Meta(description="What sleeps, or slept last: Pods (no worker is left) or Engines; absent before."),
+    ] = None
+    first_token_by_depth: Annotated[
+        Annotated[dict[IdleDepth, _Rate], Meta(max_length=2)] | None,
+        Meta(description="firstTokenSeconds of the last wake from each depth that held a request; absent before."),
+    ] = None
+    load_expected: Annotated[
+        Time | None, Meta(description="When load is expected next, from earlier days; absent while none is.")
+    ] = None
+
+    @property
+    def down(self) -> bool:
+        """No worker is to run."""
+        return self.state in (SleepState.ASLEEP, SleepState.FALLING_ASLEEP)
+
+
 class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     """What someone on call needs. Fields that are not known are absent."""
 
@@ -301,6 +372,10 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         dict[Role, RoleCounts],
         Meta(max_length=8, description="Desired, ready and draining workers of each role."),
     ] = msgspec.field(default_factory=dict)
+    layout: Annotated[
+        Annotated[dict[str, Annotated[dict[Role, Count], Meta(max_length=8)]], Meta(max_length=16)] | None,
+        Meta(description="Workers that the last decision wanted, by pool and role; absent where it wanted none."),
+    ] = None
     attainment: Annotated[
         _Share | None, Meta(description="Share of recent requests inside their SLO, 0 to 1; absent until known.")
     ] = None
@@ -309,15 +384,39 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     rejected_ratio: Annotated[
         _Share | None, Meta(description="Share of recent requests that were turned away, 0 to 1; absent until known.")
     ] = None
+    queued: Annotated[
+        float | None,
+        Meta(
+            description="Requests that waited in the gateways' admission queues of late, on average; absent without "
+            "admission.queue, and until known.",
+        ),
+    ] = None
     forecast: Annotated[
         ForecastStatus | None, Meta(description="The load that is planned for; absent until known.")
     ] = None
     kv_cache: Annotated[
         KvCacheStatus | None, Meta(description="What engine.kvCache.dtype came to; the same in all pools.")
     ] = None
+    start_timeout: Annotated[
+        str | None, Meta(description="What engine.startTimeout came to, for workers that start now.")
+    ] = None
     kv_tiers: Annotated[
         Annotated[dict[str, KvTierStatus], Meta(max_length=16)] | None,
         Meta(description="Host memory and KV pool, by pool of workers; absent without them."),
+    ] = None
+    adapters: Annotated[
+        Annotated[tuple[AdapterStatus, ...], Meta(max_length=MAX_ADAPTERS)] | None,
+        Meta(
+            description="Each adapter of spec.adapters.list on the workers; absent without any.",
+            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = None
+    batches: Annotated[
+        BatchesStatus | None,
+        Meta(description="Batches of spec.batch; absent without it, and while its Pod is not ready."),
+    ] = None
+    preload: Annotated[
+        PreloadStatus | None, Meta(description="What came of model.cache.preload; absent without it.")
     ] = None
     last_decision: Annotated[Decision | None, Meta(description="The last decision that changed something.")] = None
     routes: Annotated[
@@ -341,6 +440,9 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
             extra_json_schema={"x-kubernetes-list-type": "atomic"},
         ),
     ] = None
+    sleep: Annotated[SleepStatus | None, Meta(description="Whether workers run; absent without balance.idleAfter.")] = (
+        None
+    )
     recommendation: Annotated[
         Recommendation | None,
         Meta(

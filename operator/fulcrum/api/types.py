@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 from msgspec import Meta
 
+from fulcrum.api.adapter_types import Adapter, Adapters, AdapterStatus
 from fulcrum.api.attention import KNOWN_ACCELERATORS
 from fulcrum.api.balance_types import (
     Balance,
@@ -19,12 +20,14 @@ from fulcrum.api.balance_types import (
     FlipStyle,
     Forecast,
     ForecastMethod,
+    IdleDepth,
     Ratio,
     Recommend,
     Rollout,
     ScaleDown,
 )
 from fulcrum.api.base import ApiStruct, Duration, Image, Name, ObjectName, PositiveDuration, Quantity, Rules, rule
+from fulcrum.api.batch_types import BATCH_RULES, Batch
 from fulcrum.api.durations import seconds
 from fulcrum.api.engine_types import (
     Engine,
@@ -42,6 +45,7 @@ from fulcrum.api.gateway_types import Gateway, GatewayAuth
 from fulcrum.api.names import API_VERSION, KIND
 from fulcrum.api.parallelism import Parallelism
 from fulcrum.api.pool_types import Pool, PoolAdmits, WorkerCount
+from fulcrum.api.pooling import POOLING_RULES
 from fulcrum.api.scheduling_types import Gang, Scheduling
 from fulcrum.api.serving_types import (
     Admission,
@@ -51,11 +55,13 @@ from fulcrum.api.serving_types import (
     Metrics,
     Model,
     ModelCache,
+    ModelTask,
     Prometheus,
     QosClass,
     Slo,
 )
 from fulcrum.api.status import (
+    BatchesStatus,
     Candidate,
     Condition,
     ConditionStatus,
@@ -70,18 +76,26 @@ from fulcrum.api.status import (
     KvRoute,
     KvTierStatus,
     LatencyQuantiles,
+    PreloadState,
+    PreloadStatus,
     Recommendation,
     RecommendedPool,
     RoleCounts,
+    SleepState,
+    SleepStatus,
     SlowWorker,
 )
 from fulcrum.api.telemetry_types import Telemetry, Tracing
 
 __all__ = [
+    "Adapter",
+    "AdapterStatus",
+    "Adapters",
     "Admission",
     "AdmissionPolicy",
     "Balance",
     "BalanceMode",
+    "BatchesStatus",
     "Candidate",
     "ClassMatch",
     "Condition",
@@ -102,6 +116,7 @@ __all__ = [
     "Gang",
     "Gateway",
     "GatewayAuth",
+    "IdleDepth",
     "Image",
     "InferenceCluster",
     "InferenceClusterSpec",
@@ -118,6 +133,7 @@ __all__ = [
     "Metrics",
     "Model",
     "ModelCache",
+    "ModelTask",
     "Name",
     "ObjectMeta",
     "ObjectName",
@@ -128,6 +144,8 @@ __all__ = [
     "PoolAdmits",
     "PoolEngine",
     "PositiveDuration",
+    "PreloadState",
+    "PreloadStatus",
     "Prometheus",
     "QosClass",
     "Quantity",
@@ -139,6 +157,8 @@ __all__ = [
     "Rollout",
     "ScaleDown",
     "Scheduling",
+    "SleepState",
+    "SleepStatus",
     "Slo",
     "SlowWorker",
     "Telemetry",
@@ -182,12 +202,23 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
         ),
     ]
     engine: Annotated[Engine, Meta(description="The inference engine (vLLM) of every worker.")] = Engine()
+    adapters: Annotated[
+        Adapters | None,
+        Meta(description="LoRA adapters, served beside the model; absent: none. See docs/operations/adapters.md."),
+    ] = None
     balance: Annotated[Balance, Meta(description="How roles and worker counts are decided.")] = Balance()
     admission: Annotated[Admission, Meta(description="Early rejection and QoS classes.")] = Admission()
     scheduling: Annotated[
         Scheduling, Meta(description="How all Pods of a worker on several nodes are placed at once.")
     ] = Scheduling()
     gateway: Annotated[Gateway, Meta(description="The OpenAI-compatible endpoint.")] = Gateway()
+    batch: Annotated[
+        Batch | None,
+        Meta(
+            description="OpenAI's files and batches (/v1/files, /v1/batches) at the endpoint; absent: none. See "
+            "docs/operations/batch.md."
+        ),
+    ] = None
     metrics: Annotated[Metrics, Meta(description="Where load history comes from.")] = Metrics()
     telemetry: Annotated[Telemetry, Meta(description="What is told of single requests.")] = Telemetry()
 
@@ -225,6 +256,25 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "self.pools.all(p, !has(p.admits) || !has(p.admits.classes) || p.admits.classes.all(name,"
             " has(self.admission.classes) && self.admission.classes.exists(c, c.name == name)))",
             "pools[].admits.classes: names a class that is not in admission.classes",
+        ),
+        rule(
+            "!has(self.balance.idleAfter) || self.pools.all(p, p.workers.min == 0)",
+            "balance.idleAfter: a pool has workers.min above 0, so its workers could never be removed; set "
+            "workers.min: 0 in every pool, or remove balance.idleAfter",
+        ),
+        rule(
+            "self.balance.idleDepth != 'Engines' || self.pools.all(p, p.accelerator != 'cpu')",
+            "balance.idleDepth: a pool has the accelerator cpu, and vLLM's sleep mode needs GPUs; set idleDepth: Pods",
+        ),
+        rule(
+            "self.balance.idleDepth != 'Engines' || self.pools.all(p, p.roles.all(r, r == 'mixed'))",
+            "balance.idleDepth: a pool exchanges KV, and NIXL cannot move KV after an engine slept: its memory was "
+            "registered at the start, and is another one after the wake; set idleDepth: Pods, or roles: [mixed] in "
+            "every pool",
+        ),
+        rule(
+            "!has(self.adapters) || !has(self.balance.sleepLevel) || self.balance.sleepLevel < 2",
+            "balance.sleepLevel: at level 2 engines lose their adapters; use level 1, or remove adapters",
         ),
         rule(
             "self.pools.all(p, has(p.pricePerHour)) || self.pools.all(p, !has(p.pricePerHour))",
@@ -272,6 +322,13 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "pools[].engine.image: a pool of one role needs a pool of the other role with the same worker image, "
             "because engines of unlike versions do not exchange KV",
         ),
+        rule(
+            "!has(self.adapters) || !has(self.adapters.list) || !has(self.model.servedName)"
+            " || self.adapters.list.all(a, a.name != self.model.servedName)",
+            "adapters.list[].name: is model.servedName, the name of the model itself; choose another name",
+        ),
+        *BATCH_RULES,
+        *POOLING_RULES,
     )
 
 
@@ -315,5 +372,11 @@ class InferenceCluster(ApiStruct, frozen=True, kw_only=True):
             "self.spec.pools.all(p, !has(p.gpu.perNode) || size(self.metadata.name) + size(p.name) <= 40)",
             "metadata.name: together with the name of a pool with gpu.perNode it is longer than 40 characters; "
             "the Pods of a worker on several nodes have longer names",
+        ),
+        rule(
+            "!has(self.spec.adapters) || !has(self.spec.adapters.list) || has(self.spec.model.servedName)"
+            " || self.spec.adapters.list.all(a, a.name != self.metadata.name)",
+            "spec.adapters.list[].name: is the name of the InferenceCluster, by which the model itself is served; "
+            "choose another name, or set spec.model.servedName",
         ),
     )

@@ -15,6 +15,7 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.parallelism import gpus_of
 from fulcrum.api.ports import USUAL_PORTS, Ports
+from fulcrum.api.serving_types import ModelTask
 
 ENGINE_KV_DTYPES: Final = {"fp8": "fp8", "bf16": "bfloat16", "auto": "auto"}
 """Our names of KV cache types -> vLLM's (`--kv-cache-dtype`)."""
@@ -64,6 +65,64 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`recompute` or `fail`: what a decode engine does when the KV did not arrive."""
 
 
+class AdapterSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A LoRA adapter, as `spec.adapters.list` has it."""
+
+    name: str
+    source: str
+    revision: str | None = None
+    rank: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """Two with the same key have the same weights."""
+        return self.name, self.source, self.revision
+
+
+class AdaptersConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """LoRA adapters of an engine."""
+
+    max: int
+    max_rank: int
+    initial: tuple[AdapterSource, ...] = ()
+    """What is loaded before the worker is ready; later lists come over `POST /adapters`."""
+
+
+class AdaptersRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Body of `POST /adapters`: all that the engine is to have."""
+
+    adapters: tuple[AdapterSource, ...]
+
+
+class AdapterState(StrEnum):
+    """What an engine has of an adapter."""
+
+    LOADED = "loaded"
+    LOADING = "loading"
+    FAILED = "failed"
+    LEAVING = "leaving"
+    """Loaded, and no longer wanted: requests that began with it may still end there."""
+
+
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An adapter that an engine has, or is to have."""
+
+    name: str
+    source: str
+    revision: str | None = None
+    state: str
+    """An `AdapterState`, or one that a newer agent has."""
+    message: str = ""
+    """Why it is not loaded, and what to do."""
+    lasting: bool = False
+    """It failed, and fails again until someone changes its files or the spec. It is tried again all the same."""
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """As `AdapterSource.key`."""
+        return self.name, self.source, self.revision
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the agent turns into vLLM's arguments and environment; one JSON document in `FULCRUM_WORKER_CONFIG`."""
 
@@ -73,6 +132,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     served_name: str
     accelerator: str
     """`cpu`, or the name of a GPU (`H100-SXM-80GB`)."""
+    task: ModelTask = ModelTask.GENERATE
     model_revision: str | None = None
     """Commit, branch or tag of the model's repository; None: its main branch."""
     trust_remote_code: bool = False
@@ -105,6 +165,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Hosts from which the engine may fetch media; empty: gateways let no URL through."""
     traces_url: str | None = None
     """Where the engine sends spans, OTLP over HTTP; None: nowhere."""
+    adapters: AdaptersConfig | None = None
+    """None: the engine takes no LoRA adapters."""
+    sleep_mode: bool = False
+    """The engine can be put to sleep (`POST /sleep`)."""
     engine_args: tuple[str, ...] = ()
     """Extra vLLM arguments, already checked against the deny-list (the agent checks again)."""
     role: Role = Role.MIXED
@@ -113,6 +177,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     start_timeout_seconds: float = 1800.0
     drain_timeout_seconds: float = 120.0
     measure_at_start: bool = True
+
+    @property
+    def pools(self) -> bool:
+        """The model makes embeddings and scores, and no tokens."""
+        return self.task is ModelTask.POOLING
 
     @property
     def gpus(self) -> int:
@@ -289,6 +358,15 @@ class Stage(StrEnum):
     READY = "ready"
 
 
+class EngineSleepState(StrEnum):
+    """What an engine with vLLM's sleep mode does."""
+
+    AWAKE = "awake"
+    FALLING_ASLEEP = "fallingAsleep"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One rank of a worker with data parallelism: it has its own requests, KV cache and prefix cache.
 
@@ -337,6 +415,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kv_held_for_peers: float | None = None
     """Fraction of KV blocks held for a decode engine that has not pulled them yet, 0 to 1."""
     kv_capacity_tokens: int | None = None
+    keeps_kv: bool = True
+    """Requests hold KV after the step that computed their prompt; those of a pooling model do not."""
     kv_cache_dtype: str | None = None
     """Element type that the engine took, in vLLM's words (`fp8`, `bfloat16`, `auto`)."""
     speed: SpeedCoefficients | None = None
@@ -358,6 +438,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """This vLLM has no role for both sides of KV transfers: another role starts the engine again."""
     stage: str | None = None
     """A `Stage`, or one that a newer agent has; None where the agent is older than stages."""
+    sleep: str | None = None
+    """An `EngineSleepState`, or one that a newer agent has; None: its engine has no sleep mode."""
+    adapters: tuple[AdapterReport, ...] = ()
+    """Of each adapter that the engine has, or is to have."""
     ranks: tuple[RankReport, ...] | msgspec.UnsetType = msgspec.UNSET
     """Ascending by rank. The field is absent where the worker is one rank, or its agent older than ranks."""
 
@@ -390,9 +474,22 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.running == 0 and self.waiting == 0 and self.kv_held_for_peers == 0
 
     @property
+    def rests(self) -> bool:
+        """The engine sleeps, or is on its way there or back: requests would wait for it."""
+        return self.sleep not in (None, EngineSleepState.AWAKE)
+
+    @property
     def starting(self) -> bool:
         """The agent says that its engine is not up yet, and so has no requests. Unknown is not starting."""
         return self.stage not in (None, Stage.READY)
+
+
+class SleepRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Body of `POST /sleep`: only a worker that drains, at the role epoch that is named, is put to sleep."""
+
+    level: int
+    """vLLM's level of sleep, 1 or 2; 0: wake up."""
+    role_epoch: int
 
 
 class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -1,10 +1,20 @@
 """How many workers of each role, and the next safe step towards it. Pure."""
 
-from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, changes_cluster
+from fulcrum.balance.actions import (
+    Action,
+    CreateWorker,
+    DeleteWorker,
+    SetRole,
+    StartDrain,
+    TellRole,
+    TellSleep,
+    changes_cluster,
+)
 from fulcrum.balance.decision import RoleScale
 from fulcrum.balance.faults import is_late
 from fulcrum.balance.plan import BalancePlan, plan
 from fulcrum.balance.revision import (
+    adapter_sources,
     chosen_kv_dtype,
     standing_workers,
     with_model,
@@ -30,8 +40,10 @@ __all__ = [
     "Snapshot",
     "StartDrain",
     "TellRole",
+    "TellSleep",
     "Termination",
     "WorkerPhase",
+    "adapter_sources",
     "changes_cluster",
     "chosen_kv_dtype",
     "is_late",

@@ -74,9 +74,21 @@ class TellRole:
     reason: Reason = Reason.ROLE_FLIPPED
 
 
-Action = CreateWorker | SetRole | StartDrain | DeleteWorker | TellRole
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellSleep:
+    """Have an agent put its engine to sleep, or wake it up."""
+
+    name: str
+    uid: str
+    epoch: int
+    level: int
+    """vLLM's level of sleep; 0: wake up."""
+    reason: Reason
+
+
+Action = CreateWorker | SetRole | StartDrain | DeleteWorker | TellRole | TellSleep
 
 
 def changes_cluster(action: Action) -> bool:
     """Report whether the action writes to the API server; only such actions are decisions with an event."""
-    return not isinstance(action, TellRole)
+    return not isinstance(action, TellRole | TellSleep)

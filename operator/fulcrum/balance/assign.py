@@ -36,6 +36,8 @@ class Assignment:
     surplus: tuple[ObservedWorker, ...]
     """Workers that the target has no place for and that are not yet going."""
     rollout: Rollout = field(default_factory=Rollout)
+    sleepers: tuple[ObservedWorker, ...] = ()
+    """Workers that stay, and whose engines are to sleep."""
 
     @cached_property
     def kept(self) -> tuple[tuple[ObservedWorker, Role], ...]:

@@ -13,6 +13,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import timestamp
 from fulcrum.api.types import (
+    AdapterStatus,
     AdmissionPolicy,
     BalanceMode,
     Condition,
@@ -20,7 +21,11 @@ from fulcrum.api.types import (
     ConditionType,
     InferenceClusterSpec,
     InferenceClusterStatus,
+    PreloadState,
+    SleepState,
+    SleepStatus,
 )
+from fulcrum.api.worker import EngineSleepState
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decision import BalanceDecision
@@ -108,12 +113,12 @@ def with_conditions(
     if decision.assignment.rollout.halted:
         halted = _rollout_halted(decision.assignment.rollout.halted, snapshot.name, snapshot.generation)
     ready = {role: counts.ready for role, counts in status.roles.items() if counts.ready}
-    degraded = _worst(snapshot, decision, faults, halted=halted, serving=sum(ready.values()))
+    degraded = _worst(snapshot, decision, faults, now, halted=halted, serving=sum(ready.values()))
     moving = _progress(snapshot.workers, decision.assignment, actions, halted=halted)
     if moving.reason is Reason.RECONCILED and snapshot.gateway.rolling:
         moving = Finding(True, Reason.GATEWAY_STARTING, "Gateways are being replaced or started.")
     findings = {
-        ConditionType.AVAILABLE: _available(ready, snapshot.gateway),
+        ConditionType.AVAILABLE: _available(ready, snapshot.gateway, decision.sleep),
         ConditionType.PROGRESSING: _progressing(
             snapshot, decision, PAUSED if snapshot.paused else moving, least_available=least_available
         ),
@@ -122,8 +127,13 @@ def with_conditions(
     return with_findings(status, findings, last=snapshot.status, generation=snapshot.generation, now=now)
 
 
-def _available(roles: Iterable[Role], gateway: GatewayState) -> Finding:
-    """Say whether a gateway is ready, and every kind of work has a worker; `roles` are those of workers that serve."""
+def _available(roles: Iterable[Role], gateway: GatewayState, sleep: SleepStatus | None) -> Finding:
+    """Say whether a gateway is ready, and every kind of work has a worker; `roles` are those of workers that serve.
+
+    A cluster that sleeps is available: the next request is held while workers start.
+    """
+    if sleep is not None and sleep.down and gateway.ready >= 1:
+        return Finding(True, Reason.ASLEEP, "No worker is to serve. The next request is held while workers start.")
     served = frozenset[Role]().union(*map(roles_served, roles))
     missing = [role.value for role in (Role.PREFILL, Role.DECODE) if role not in served]
     # Workers first: a gateway without workers is not ready either, and that would hide the cause.
@@ -162,6 +172,9 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
         notes.append("Flips start engines again: this vLLM gives each engine one side of KV transfers.")
     if on_nodes := [pool.name for pool in snapshot.spec.pools if pool.on_host_network and pool.workers.max > 0]:
         notes.append(f"NetworkPolicies do not hold for pool {names_of(on_nodes)}, because of rdma.hostNetwork.")
+    if waits := {why.message for why in snapshot.refused.values() if why.reason is Reason.PRELOADING}:
+        said = said or Reason.PRELOADING
+        notes += [f"Workers wait for the weights: {each}" for each in waits]
     if snapshot.scheduling_note:
         notes.append(snapshot.scheduling_note)
     if slow := slow_transfers(snapshot.spec, snapshot.status, snapshot.measurements, workers):
@@ -183,7 +196,15 @@ def _progress(
     flips |= {worker.name for worker, role in assignment.kept if worker.role is not role}
     if flips:
         return Finding(True, Reason.ROLE_FLIPPED, f"Changing the role of {names_of(sorted(flips))}.")
-    leaving = {a.name for a in actions if isinstance(a, StartDrain | DeleteWorker)}
+    dozing = {worker.name for worker in assignment.sleepers}
+    awake = {
+        w.name
+        for w in assignment.sleepers
+        if w.role is not Role.DRAINING or (w.load is not None and w.load.sleep != EngineSleepState.ASLEEP)
+    }
+    if awake:
+        return Finding(True, Reason.FELL_ASLEEP, f"Putting the engines of {names_of(sorted(awake))} to sleep.")
+    leaving = {a.name for a in actions if isinstance(a, StartDrain | DeleteWorker)} - dozing
     leaving |= {w.name for w in (*assignment.surplus, *(w for w in workers if w.ended))}
     if leaving:
         return Finding(True, Reason.WORKER_DRAINING, f"Removing {names_of(sorted(leaving))}.")
@@ -197,15 +218,16 @@ def _progress(
 
 
 def _worst(
-    snapshot: Snapshot, decision: BalanceDecision, faults: Faults, *, halted: str, serving: int
+    snapshot: Snapshot, decision: BalanceDecision, faults: Faults, now: datetime, *, halted: str, serving: int
 ) -> tuple[Reason, str] | None:
     """Return what most needs a human: which Pod, what it said, and what to do; None while nothing does."""
-    if snapshot.refused:
-        said = (f"No worker of pool {pool} is made: {why.message}" for pool, why in snapshot.refused.items())
-        return next(iter(snapshot.refused.values())).reason, " ".join(said)
+    refused = {pool: why for pool, why in snapshot.refused.items() if why.reason is not Reason.PRELOADING}
+    if refused:
+        said = (f"No worker of pool {pool} is made: {why.message}" for pool, why in refused.items())
+        return next(iter(refused.values())).reason, " ".join(said)
     if faults.worst is not None:
         return faults.worst
-    stopped = _stopped(snapshot, decision, halted)
+    stopped = _stopped(snapshot, decision, halted) or _unmade(snapshot, decision.sleep, now)
     if stopped is not None:
         return stopped
     rejected = _rejecting(snapshot, serving=serving)
@@ -213,11 +235,47 @@ def _worst(
         return Reason.OVER_CAPACITY, _over_capacity(snapshot.spec, rejected)
     if rejected is not None:
         return Reason.REQUESTS_REJECTED, rejected
-    return _unsuited(snapshot)
+    return _unsuited(snapshot) or _adapters_missing(snapshot.measurements.adapters) or _without_batches(snapshot)
+
+
+def _without_batches(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Return why files and batches are not served; None where they are, or none are to be."""
+    if snapshot.batch_problem is None:
+        return None
+    return Reason.BATCH_NOT_READY, (
+        f"Files and batches get 503; all other requests are served. {snapshot.batch_problem}"
+    )
+
+
+def _adapters_missing(adapters: Iterable[AdapterStatus]) -> tuple[Reason, str] | None:
+    """Return which LoRA adapters some worker has failed to load, and the first one's reason; None where none has."""
+    failed = [each for each in adapters if each.message is not None]
+    if not failed:
+        return None
+    names = names_of([each.name for each in failed])
+    which = f"Adapter {names} is" if len(failed) == 1 else f"Adapters {names} are"
+    return Reason.ADAPTER_NOT_LOADED, (
+        f"{which} not loaded on every ready worker; the model and other adapters are served. "
+        f"{failed[0].name}: {failed[0].message}."
+    )
+
+
+def _unmade(snapshot: Snapshot, sleep: SleepStatus | None, now: datetime) -> tuple[Reason, str] | None:
+    """Return what to say when workers are to start and no Pod of them could be made; None while some are there."""
+    if sleep is None or sleep.state != SleepState.WAKING or snapshot.workers or snapshot.paused:
+        return None
+    if any(why.reason is Reason.PRELOADING for why in snapshot.refused.values()):
+        return None
+    if (now - datetime.fromisoformat(sleep.since)).total_seconds() < TUNING.unmade_seconds:
+        return None
+    return Reason.WAKE_FAILED, (
+        "Workers are to start and no Pod can be made. The condition Progressing says why; most often a ResourceQuota "
+        "is used up: kubectl get resourcequota. Requests wait for gateway.hold.maxWait, and then get 503."
+    )
 
 
 def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
-    """Return which of KV dtype, model config and profiles cannot be used as the spec has it; None where all can."""
+    """Return which of KV dtype, model config, profiles and preload does not work; None where all do."""
     if snapshot.kv_dtype is not None and snapshot.kv_dtype.problem is not None:
         return Reason.KV_DTYPE_UNSUITED, (
             f"{snapshot.kv_dtype.problem}. spec.engine.kvCache.dtype forces it: set it to auto, which makes new "
@@ -228,6 +286,10 @@ def _unsuited(snapshot: Snapshot) -> tuple[Reason, str] | None:
     if snapshot.profile_problems:
         said = " ".join((*snapshot.profile_problems, "Until then the balance reckons without it."))
         return Reason.PROFILE_UNUSABLE, said
+    if snapshot.preload is not None and snapshot.preload.state == PreloadState.FAILED:
+        return Reason.PRELOAD_FAILED, (
+            f"Weights were not downloaded ahead, so workers load them by themselves. {snapshot.preload.message}."
+        )
     return None
 
 

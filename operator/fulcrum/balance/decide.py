@@ -18,7 +18,7 @@ from fulcrum.balance.explanation import explain
 from fulcrum.balance.initial import initial_layout
 from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.kv_routes import kv_routes
-from fulcrum.balance.last_applied import last_applied, last_layout
+from fulcrum.balance.last_applied import last_layout
 from fulcrum.balance.measurements import learnt_transfers
 from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
@@ -39,9 +39,8 @@ def manual(snapshot: Snapshot) -> BalanceDecision:
     return BalanceDecision(assignment=follow(spec, snapshot.workers, goal), reasons=reasons)
 
 
-def decide(snapshot: Snapshot, now: datetime) -> BalanceDecision:
-    """Return what is to be done in modes Auto and Observe."""
-    applied = last_applied(snapshot.spec, snapshot.workers, snapshot.status.roles)
+def decide(snapshot: Snapshot, now: datetime, applied: Mapping[str, int]) -> BalanceDecision:
+    """Return what is to be done in modes Auto and Observe; `applied`: workers of each pool that there are to be now."""
     inputs = gather(snapshot, now)
     observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
     if isinstance(inputs, Unknown):
@@ -112,8 +111,8 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
     if sized.workers == {pool: placed[pool] for pool in sized.workers}:
         return layout_of(inputs.workers)  # no worker comes or goes
     there = Counter(w.pool for w in live)
-    desired = sum(counts.desired for counts in inputs.status.roles.values())
-    if sized.workers == {pool: there[pool] for pool in sized.workers} and desired == sum(sized.workers.values()):
+    wanted = {pool: sum((inputs.status.layout or {}).get(pool, {}).values()) for pool in sized.workers}
+    if sized.workers == {pool: there[pool] for pool in sized.workers} == wanted:
         # A worker that drains to change its role gets the one that it was told to drain for. Judged by what is left
         # without it, the load would send it back, and it would drain anew.
         return _last_layout(inputs, sized.workers)
@@ -128,8 +127,8 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
 
 
 def _last_layout(inputs: Inputs, applied: Mapping[str, int]) -> Layout:
-    roles, speeds = inputs.status.roles, inputs.measurements.speeds
-    return last_layout(inputs.spec, applied, workers=inputs.workers, roles=roles, speeds=speeds)
+    wanted, speeds = inputs.status.layout, inputs.measurements.speeds
+    return last_layout(inputs.spec, applied, workers=inputs.workers, wanted=wanted, speeds=speeds)
 
 
 def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
@@ -142,10 +141,10 @@ def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, 
 
 def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repair: bool) -> BalanceDecision:
     """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
-    if not repair and not snapshot.workers and not snapshot.status.roles:
+    if not repair and not snapshot.workers and not snapshot.status.layout:
         return manual(snapshot)
-    spec, workers, roles = snapshot.spec, snapshot.workers, snapshot.status.roles
-    goal = last_layout(spec, applied, workers=workers, roles=roles, speeds=snapshot.measurements.speeds)
+    spec, workers, wanted = snapshot.spec, snapshot.workers, snapshot.status.layout
+    goal = last_layout(spec, applied, workers=workers, wanted=wanted, speeds=snapshot.measurements.speeds)
     kept = keep(workers, applied, goal)
     moves = repairs(spec, workers, kept, now) if repair else ()
     assignment = _assign(spec, applied, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))

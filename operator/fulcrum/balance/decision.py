@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Explanation, KvRoute
+from fulcrum.api.types import Explanation, KvRoute, SleepStatus
 from fulcrum.balance.assign import Assignment
 
 
@@ -67,3 +67,5 @@ class BalanceDecision:
     """What would be done if the mode were Auto."""
     scales: tuple[RoleScale, ...] = ()
     """What each InferenceScale gets; mode External."""
+    sleep: SleepStatus | None = None
+    """Whether workers are to run; None without `balance.idleAfter`."""

@@ -67,8 +67,12 @@ def _within_bounds(spec: InferenceClusterSpec, asked: Counts) -> Counts:
     """Fit each pool's roles into its bounds in the proportion that was asked for; no kind of work without a worker."""
     desired = {}
     for pool in spec.pools:
+        wanted = asked[pool.name]
+        if wanted.total() < pool.workers.min:
+            # A role that asks for none would else get one worker more than that.
+            wanted = Counter({role: max(1, count) for role, count in wanted.items()})
         total = min(max(asked[pool.name].total(), pool.workers.min), pool.workers.max)
-        desired[pool.name] = Counter(apportion(asked[pool.name], total))
+        desired[pool.name] = Counter(apportion(wanted, total))
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         if not any(counts[role] or counts[Role.MIXED] for counts in desired.values()):
             _serve(spec, desired, role, other)

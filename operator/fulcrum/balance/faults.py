@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from fulcrum.api.durations import seconds
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.messages import last_lines, names_of, shortened
 from fulcrum.api.names import PORT_NIXL, Role
@@ -46,13 +47,15 @@ def faults_of(
     measurements: Measurements,
     status: InferenceClusterStatus,
     now: datetime,
+    *,
+    start_timeout: str,
 ) -> Faults:
-    """Find what keeps workers from serving. `status` is the one that stands."""
+    """Find what keeps workers from serving. `status` is the one that stands, `start_timeout` as in the snapshot."""
     usual = timedelta(seconds=measurements.start_seconds or TUNING.start_seconds)
     found: dict[Reason, list[ObservedWorker]] = {}
     unable: set[str] = set()
     for worker in workers:
-        reason = _fault_of(worker, spec, now)
+        reason = _fault_of(worker, seconds(start_timeout), now)
         if reason is not None:
             found.setdefault(reason, []).append(worker)
             # While Pods usually still start, a node may come for one that has none.
@@ -61,7 +64,7 @@ def faults_of(
                 unable.add(worker.uid)
     transfers = transfer_faults(workers, measurements.pairs, status, now)
     return Faults(
-        worst=_worker_fault(found, spec) or _transfer_fault(transfers) or _pool_fault(workers, spec),
+        worst=_worker_fault(found, start_timeout) or _transfer_fault(transfers) or _pool_fault(workers, spec),
         unable=frozenset(unable),
         failed_gpus=failed_gpus(workers, status, now),
         leaving=leaving(workers, status, now),
@@ -167,24 +170,22 @@ def _blamed(report: PairsReport, pairs: set[tuple[str, str]]) -> frozenset[str]:
     )
 
 
-def _worker_fault(
-    found: Mapping[Reason, list[ObservedWorker]], spec: InferenceClusterSpec
-) -> tuple[Reason, str] | None:
+def _worker_fault(found: Mapping[Reason, list[ObservedWorker]], start_timeout: str) -> tuple[Reason, str] | None:
     reason = next((reason for reason in _MESSAGES if reason in found), None)
     if reason is None:
         return None
-    return reason, _message(reason, sorted(found[reason], key=lambda worker: worker.name), spec)
+    return reason, _message(reason, sorted(found[reason], key=lambda worker: worker.name), start_timeout)
 
 
-def is_late(worker: ObservedWorker, spec: InferenceClusterSpec, now: datetime, *, factor: float = 1.0) -> bool:
-    """Whether a worker has not been ready for `factor` times `engine.startTimeout`."""
+def is_late(worker: ObservedWorker, start_timeout_seconds: float, now: datetime, *, factor: float = 1.0) -> bool:
+    """Whether a worker has not been ready for `factor` times `start_timeout_seconds`."""
     if worker.ready or worker.unready_since is None:
         return False
-    longest = timedelta(seconds=factor * spec.engine.start_timeout_seconds + TUNING.deadline_margin_seconds)
+    longest = timedelta(seconds=factor * start_timeout_seconds + TUNING.deadline_margin_seconds)
     return now - worker.unready_since > longest
 
 
-def _fault_of(worker: ObservedWorker, spec: InferenceClusterSpec, now: datetime) -> Reason | None:
+def _fault_of(worker: ObservedWorker, start_timeout_seconds: float, now: datetime) -> Reason | None:
     """Return why the worker will not serve before something is done about it; None where it can yet."""
     if worker.ready and not worker.lost and worker.waiting_reason is None and worker.unschedulable is None:
         return None  # most workers, of thousands
@@ -199,7 +200,7 @@ def _fault_of(worker: ObservedWorker, spec: InferenceClusterSpec, now: datetime)
         Reason.CONTAINER_NOT_CREATED: worker.live and worker.waiting_reason in CONTAINER_REASONS,
         Reason.NODE_LOST: worker.lost,
         Reason.WORKER_UNSCHEDULABLE: worker.live and worker.unschedulable is not None,
-        Reason.PROGRESS_DEADLINE_EXCEEDED: worker.live and is_late(worker, spec, now, factor=factor),
+        Reason.PROGRESS_DEADLINE_EXCEEDED: worker.live and is_late(worker, start_timeout_seconds, now, factor=factor),
     }
     return next((reason for reason, applies in holds.items() if applies), None)
 
@@ -235,7 +236,7 @@ _MESSAGES: Final[Mapping[Reason, str]] = {
 """The most urgent first: faults that time alone does not mend."""
 
 
-def _message(reason: Reason, workers: list[ObservedWorker], spec: InferenceClusterSpec) -> str:
+def _message(reason: Reason, workers: list[ObservedWorker], start_timeout: str) -> str:
     first, *others = workers
     names = names_of([worker.name for worker in workers])
     kubelet = shortened(first.waiting_message.strip())
@@ -250,7 +251,7 @@ def _message(reason: Reason, workers: list[ObservedWorker], spec: InferenceClust
         kubelet=f"{first.waiting_reason}: {kubelet}." if kubelet else f"{first.waiting_reason}.",
         scheduler=(first.unschedulable or "").rstrip("."),
         nodes=", ".join(sorted({worker.node for worker in workers if worker.node})),
-        start_timeout=spec.engine.start_timeout,
+        start_timeout=start_timeout,
     )
 
 

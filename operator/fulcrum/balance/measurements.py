@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
+from fulcrum.api.adapter_types import AdapterStatus
 from fulcrum.api.gateway import LearntRate, PairsReport
-from fulcrum.api.status import KvTierStatus
+from fulcrum.api.status import BatchesStatus, KvTierStatus
 from fulcrum.api.types import Recommendation
 from fulcrum.balance.peak import Peak
 from fulcrum.balance.tuning import TUNING
@@ -23,6 +24,22 @@ class Drift:
 
     recommendation: Recommendation | None
     """None: no other pools would carry clearly more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callers:
+    """Whether anyone asks for the model, as all gateways together see it."""
+
+    held: int = 0
+    """Requests that wait for a worker."""
+    idle_seconds: float | None = None
+    """Since the last request was in progress; None: there was none since the gateways started."""
+    quiet_seconds: float | None = None
+    """How long there was surely no request; None: a gateway was not heard."""
+    silent_seconds: float = 0.0
+    """Since when not all gateways were heard."""
+    first_token_seconds: float | None = None
+    """Longest time to first token of the requests that the last wake held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +59,18 @@ class Measurements:
     """What each gateway that answered found of pairs, and learnt of transfers; in every mode."""
     kv_tiers: Mapping[str, KvTierStatus] = field(default_factory=dict)
     """Host memory and KV pool, by pool of workers, for people; in every mode."""
+    adapters: tuple[AdapterStatus, ...] = ()
+    """LoRA adapters on the workers, for people; in every mode."""
+    batches: BatchesStatus | None = None
+    """Batches of OpenAI's API, for people; in every mode."""
     drift: Drift | None = None
     """Whether other pools would carry more; None: not known, and what the status says of it stands."""
     paces: Mapping[str, float] = field(default_factory=dict)
     """By uid of the worker: how long it takes for its work, in times of its pool's speed; in every mode."""
+    callers: Callers | None = None
+    """Read only with `balance.idleAfter`."""
+    load_expected_seconds: float | None = None
+    """Until load is expected, from earlier days; 0: now. None: not known, or not within a season."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
 

@@ -9,21 +9,25 @@ from datetime import datetime
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, Condition, InferenceClusterStatus
+from fulcrum.api.worker import EngineSleepState
 from fulcrum.balance.actions import Action, changes_cluster
 from fulcrum.balance.assign import Assignment
 from fulcrum.balance.decide import decide, hold, manual
-from fulcrum.balance.decision import BalanceDecision, RoleScale, Trace
+from fulcrum.balance.decision import BalanceDecision, Reasons, RoleScale, Trace
+from fulcrum.balance.engine_sleep import sleepers
 from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import Faults, faults_of
 from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.revision import with_revisions
 from fulcrum.balance.rollout import rollout_of
+from fulcrum.balance.sleep import sleep_of, smallest, wakes_from_nothing
 from fulcrum.balance.snapshot import ObservedWorker, Snapshot, WorkerPhase
 from fulcrum.balance.status import PlanEvent, events_of, status_of
 from fulcrum.balance.step_context import next_actions, step_context
 from fulcrum.balance.steps import STEPS
 from fulcrum.balance.tuning import TUNING
+from fulcrum.capacity.start_timeout import start_timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,14 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
     snapshot = with_revisions(snapshot.as_of(now))
     rollout = rollout_of(snapshot)
-    faults = faults_of(snapshot.workers, snapshot.spec, snapshot.measurements, snapshot.status, now)
+    faults = faults_of(
+        snapshot.workers,
+        snapshot.spec,
+        snapshot.measurements,
+        snapshot.status,
+        now,
+        start_timeout=start_timeout(snapshot.spec, snapshot.model),
+    )
     # A worker that is to replace another one and that other one are one place.
     single = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in rollout.uids))
     decision = _choose(single, now)
@@ -81,16 +92,27 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
 def _choose(snapshot: Snapshot, now: datetime) -> BalanceDecision:
     if snapshot.spec.balance.mode is BalanceMode.MANUAL:
         return manual(snapshot)
+    sleep = None if snapshot.spec.balance.idle_after is None else sleep_of(snapshot, now)
+    if sleep is not None and sleep.down:
+        staying = sleepers(snapshot)
+        surplus = tuple(worker for worker in snapshot.workers if worker.live and worker not in staying)
+        nothing = Assignment(slots=(), surplus=surplus, sleepers=staying)
+        return BalanceDecision(assignment=nothing, reasons=Reasons(drain=Reason.FELL_ASLEEP), sleep=sleep)
+    wakes = sleep is not None and wakes_from_nothing(snapshot)
+    applied = (
+        smallest(snapshot.spec) if wakes else last_applied(snapshot.spec, snapshot.workers, snapshot.status.layout)
+    )
     try:
         if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
             return follow_scales(snapshot, now)
-        return decide(snapshot, now)
+        decision = decide(snapshot, now, applied)
+        reasons = replace(decision.reasons, create=Reason.WAKING) if wakes else decision.reasons
+        return replace(decision, sleep=sleep, reasons=reasons)
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.
         blind = replace(snapshot, measurements=Measurements())
-        counts = last_applied(snapshot.spec, snapshot.workers, snapshot.status.roles)
-        decision = hold(blind, counts, now, repair=False)
-        return replace(decision, trace=Trace(failure=error, routes=None))
+        decision = hold(blind, applied, now, repair=False)
+        return replace(decision, trace=Trace(failure=error, routes=None), sleep=sleep)
 
 
 def _least_available(assignment: Assignment, faults: Faults) -> int:
@@ -108,7 +130,7 @@ def _requeue_seconds(
 ) -> float:
     if snapshot.paused:
         return TUNING.resync_seconds
-    if any(worker.role is Role.DRAINING and not worker.deleting for worker in snapshot.workers):
+    if any(worker.role is Role.DRAINING and not worker.deleting and not _sleeps(worker) for worker in snapshot.workers):
         return TUNING.drain_poll_seconds
     acts = any(changes_cluster(action) for action in actions)
     if not acts and (waited := _only_waits_since(snapshot.workers)) is not None:
@@ -121,6 +143,10 @@ def _requeue_seconds(
     if decides or faulty or moves or acts:
         return TUNING.tick_seconds
     return TUNING.resync_seconds
+
+
+def _sleeps(worker: ObservedWorker) -> bool:
+    return worker.load is not None and worker.load.sleep == EngineSleepState.ASLEEP
 
 
 def _only_waits_since(workers: Iterable[ObservedWorker]) -> datetime | None:

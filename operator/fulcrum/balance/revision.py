@@ -17,11 +17,20 @@ from fulcrum.api.pool_attention import attention_backend, exchanges_kv
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.telemetry_types import traces_url
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.api.worker import KvCacheConfig, KvPoolConfig, OffloadConfig, TransferConfig, WorkerConfig
+from fulcrum.api.worker import (
+    AdaptersConfig,
+    AdapterSource,
+    KvCacheConfig,
+    KvPoolConfig,
+    OffloadConfig,
+    TransferConfig,
+    WorkerConfig,
+)
 from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 from fulcrum.capacity.kv_dtype import KvDtype, resolved_kv_dtype
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.model_kinds import ModelKind
+from fulcrum.capacity.start_timeout import start_timeout_seconds
 
 _POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
@@ -111,6 +120,7 @@ def worker_config(
         model=spec.model.name,
         served_name=spec.model.served_name or cluster,
         accelerator=pool.accelerator,
+        task=spec.model.task,
         model_revision=spec.model.revision,
         trust_remote_code=spec.model.trust_remote_code,
         max_model_len=spec.model.max_model_len,
@@ -140,11 +150,28 @@ def worker_config(
         ports=pool.ports,
         media_domains=spec.engine.media_domains,
         traces_url=_traces_url(spec),
+        adapters=_adapters_config(spec),
+        sleep_mode=spec.balance.engine_sleep_level > 0,
         engine_args=spec.engine_args(pool),
         role=role,
         role_epoch=role_epoch,
-        start_timeout_seconds=spec.engine.start_timeout_seconds,
+        start_timeout_seconds=start_timeout_seconds(spec, known),
         drain_timeout_seconds=spec.drain_timeout_seconds,
+    )
+
+
+def _adapters_config(spec: InferenceClusterSpec) -> AdaptersConfig | None:
+    wanted = spec.adapters
+    if wanted is None:
+        return None
+    return AdaptersConfig(max=wanted.max, max_rank=wanted.max_rank, initial=adapter_sources(spec))
+
+
+def adapter_sources(spec: InferenceClusterSpec) -> tuple[AdapterSource, ...]:
+    """Return the adapters that every worker is to have."""
+    listed = spec.adapters.list if spec.adapters is not None else ()
+    return tuple(
+        AdapterSource(name=each.name, source=each.source, revision=each.revision, rank=each.rank) for each in listed
     )
 
 
@@ -174,7 +201,8 @@ def worker_image(spec: InferenceClusterSpec, pool: Pool) -> str | None:
 def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> str:
     """Return the revision of a pool's workers, 10 hex digits.
 
-    Role, epoch and timeouts are left out: a running worker takes new ones, or needs none any more. So is what
+    Role, epoch, timeouts and the list of adapters are left out: a running worker takes new ones, or needs none any
+    more. So is what
     `kvCache.dtype: auto` comes to, what a config.json says of the model, and whether KV is exchanged: what stands is
     kept (`chosen_kv_dtype`, `with_model`, `with_revisions`). SLO, ratio, admission and gateway are no part of a worker.
     A configuration field that is at its default is left out too, so that an operator that knows more fields does not
@@ -193,6 +221,7 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
                 drain_timeout_seconds=usual.drain_timeout_seconds,
                 exchanges_kv=usual.exchanges_kv,
                 kv_cache=cache,
+                adapters=config.adapters and msgspec.structs.replace(config.adapters, initial=()),
             )
         ),
         "image": worker_image(spec, pool) or STORED_IMAGE,

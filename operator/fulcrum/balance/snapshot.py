@@ -14,7 +14,7 @@ from fulcrum.api.engine_types import KvCacheDtype
 from fulcrum.api.names import Role
 from fulcrum.api.ports import USUAL_PORTS, AgentAddress, Ports
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus, PreloadStatus
 from fulcrum.api.worker import (
     EXIT_BAD_CONFIG,
     EXIT_DEVICE_FAILED,
@@ -221,6 +221,8 @@ class Snapshot:
     spec: InferenceClusterSpec
     workers: tuple[ObservedWorker, ...] = ()
     gateway: GatewayState = GatewayState()
+    batch_problem: str | None = None
+    """What keeps the Pod of `spec.batch` from its start, and what to do; None while it is ready or starts."""
     status: InferenceClusterStatus = field(default_factory=InferenceClusterStatus)
     """The status as it stands; only conditions' transition times and the last decision are carried over from it."""
     paused: bool = False
@@ -242,6 +244,8 @@ class Snapshot:
     """What is wrong with the ConfigMap that `spec.model.config` names: field, fault and fix."""
     profile_problems: tuple[str, ...] = ()
     """What is wrong with profiles that `spec.pools[].profile` names: field, fault and fix of each."""
+    preload: PreloadStatus | None = None
+    """What came of `model.cache.preload`."""
     scheduling_note: str = ""
     """What there is to know of how the Pods of workers on several nodes are placed; empty: nothing."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)

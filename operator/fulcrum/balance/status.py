@@ -11,7 +11,7 @@ from fulcrum.api.messages import shortened
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import timestamp
-from fulcrum.api.types import ConditionType, Decision, InferenceClusterStatus, KvCacheStatus, RoleCounts
+from fulcrum.api.types import ConditionType, Decision, IdleDepth, InferenceClusterStatus, KvCacheStatus, RoleCounts
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.conditions import Finding, with_conditions, with_findings
 from fulcrum.balance.decision import BalanceDecision
@@ -19,6 +19,7 @@ from fulcrum.balance.faults import Faults
 from fulcrum.balance.slow_workers import slow_workers
 from fulcrum.balance.snapshot import ObservedWorker, Snapshot
 from fulcrum.balance.target import ratio_text
+from fulcrum.capacity.start_timeout import start_timeout
 from fulcrum.performance.layout import ROLES
 
 
@@ -55,6 +56,8 @@ def status_of(
         ratio=ratio_text(_counts(w for w in workers if w.serving)),
         ready=f"{sum(slot.worker is not None and slot.worker.ready for slot in slots)}/{len(slots)}",
         roles=_role_counts(workers, decision.assignment.counts),
+        layout={pool: Counter(slot.role for slot in places) for pool, places in decision.assignment.places.items()}
+        or None,
         last_decision=(
             _carried_out(workers, decision, actions, now)
             or _proposed(before.last_decision, decision, now)
@@ -63,7 +66,10 @@ def status_of(
         routes=(before.routes if decision.trace.routes is None else decision.trace.routes) or None,
         recommendation=recommendation,
         kv_cache=_kv_cache(snapshot),
+        start_timeout=start_timeout(snapshot.spec, snapshot.model),
+        preload=snapshot.preload,
         failed_gpus=faults.failed_gpus or None,
+        sleep=decision.sleep,
         slow_workers=slow_workers(snapshot.spec.pools, workers, paces, before.slow_workers or (), now) or None,
     )
     return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
@@ -124,10 +130,11 @@ def _proposed(last: Decision | None, decision: BalanceDecision, now: datetime) -
 
 def events_of(last: InferenceClusterStatus, status: InferenceClusterStatus) -> tuple[PlanEvent, ...]:
     """Return the events of a change from one status to the next: a fault, GPUs that failed or are slow, other pools."""
-    events = [*_failed_gpu_events(last, status), *_slow_worker_events(last, status)]
+    events = [*_failed_gpu_events(last, status), *_slow_worker_events(last, status), *_sleep_events(last, status)]
     fault, stood = status.fault, last.fault
-    # A GPU that failed has its own event.
-    told = fault is None or fault.reason is Reason.GPU_FAILED or (stood is not None and stood.reason is fault.reason)
+    # A GPU that failed has its own event, and so has each adapter.
+    own = (Reason.GPU_FAILED, Reason.ADAPTER_NOT_LOADED)
+    told = fault is None or fault.reason in own or (stood is not None and stood.reason is fault.reason)
     if fault is not None and not told:
         since = fault.last_transition_time
         events.append(PlanEvent(reason=fault.reason, message=fault.message, warning=True, subject=since))
@@ -163,6 +170,24 @@ def _slow_worker_events(last: InferenceClusterStatus, status: InferenceClusterSt
             )
             subject = f"{slow.worker}/{slow.node}/{slow.since}"
             yield PlanEvent(reason=Reason.WORKER_SLOW, message=message, warning=True, subject=subject)
+
+
+def _sleep_events(last: InferenceClusterStatus, status: InferenceClusterStatus) -> Iterator[PlanEvent]:
+    """Return the event of falling asleep or of waking."""
+    was, sleep = last.sleep, status.sleep
+    if sleep is None or was is None or was.down == sleep.down:
+        return
+    engines = sleep.depth is IdleDepth.ENGINES
+    what = "The engines of workers wake" if engines else "Workers start"
+    reason, message = Reason.WAKING, f"{what}: a request came, or load is expected."
+    if sleep.down:
+        what = "engines are put to sleep" if engines else "workers are removed"
+        reason = Reason.FELL_ASLEEP
+        message = (
+            f"No request came for balance.idleAfter: all {what}. The next request is held while they "
+            f"{'wake' if engines else 'start'}."
+        )
+    yield PlanEvent(reason=reason, message=message, warning=False, subject=sleep.since)
 
 
 def stopped_status(

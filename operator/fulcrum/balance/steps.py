@@ -14,6 +14,7 @@ from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle
 from fulcrum.balance.actions import Action, CreateWorker, TellRole
+from fulcrum.balance.engine_sleep import may_rest, sleep_engines
 from fulcrum.balance.pools import flippable
 from fulcrum.balance.replacing import replace_stale, restart_cut_off, stale_workers
 from fulcrum.balance.rollout import surge_limit
@@ -46,6 +47,8 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
         if worker.role is not Role.DRAINING:
             continue
         role = None if worker.stale or worker.restart_asked else place
+        if role is not None and may_rest(context, worker):
+            continue
         if role is not None and immediate:
             yield flip(worker, role, Reason.ROLE_FLIPPED)
         elif worker.draining_since is None:
@@ -185,4 +188,5 @@ STEPS: tuple[Step, ...] = (
     drain_surplus,
     create_missing,
     tell_roles,
+    sleep_engines,
 )

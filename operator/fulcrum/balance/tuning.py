@@ -44,6 +44,13 @@ class Tuning:
     """A Degraded condition for rejections ends below this share of the misses that the SLO allows."""
     rejections_least: float = 20.0
     """Arrivals in the window below which a share of rejections says little."""
+    silent_seconds: float = 60.0
+    """How long a gateway may be silent before a cluster that sleeps is woken: it may hold requests that nobody hears
+    of. A restart of the operator or of a gateway takes less."""
+    expected_change_seconds: float = 300.0
+    """Change of the time at which load is expected that is written to the status; workers start by the exact time."""
+    unmade_seconds: float = 30.0
+    """How long after waking began without any Pod the condition says that none can be made: a quota, most often."""
 
 
 TUNING: Final = Tuning()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fulcrum.api.attention import AttentionKind, computes_fp8
 from fulcrum.api.engine_types import KvCacheDtype
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec, ModelTask, Pool
 from fulcrum.capacity.model_kinds import ModelKind, kind_of_name
 from fulcrum.capacity.precision import Precision
 
@@ -29,6 +29,8 @@ def resolved_kv_dtype(spec: InferenceClusterSpec, kind: ModelKind | None = None)
     """Return the type that workers of a new revision get. `kind` is what is known beside the model's name."""
     kind = kind or kind_of_name(spec.model.name)
     wanted, pools = spec.engine.kv_cache.dtype, [pool for pool in spec.pools if pool.workers.max > 0]
+    if spec.model.task is ModelTask.POOLING:
+        return KvDtype(dtype=wanted, why="a pooling model keeps no KV: vLLM's own auto")
     if wanted is KvCacheDtype.AUTO:
         against = _why_no_fp8(kind, pools, spec.model.name)
         if against is None and kind is not None:

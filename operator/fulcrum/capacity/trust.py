@@ -14,6 +14,8 @@ from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.rows import ranks_of
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 
+NO_KV_TOKENS: Final = 2**40
+"""KV tokens that fit into an engine whose requests keep none: no number of them fills it."""
 _TYPICAL_TOKENS: Final = 1024.0
 _TYPICAL_BATCH: Final = 16.0
 
@@ -30,6 +32,8 @@ def measured_speed(
         return None
     ranks = ranks_of(report)
     room = (report.kv_capacity_tokens or 0) // ranks or (prior.kv_capacity_tokens if prior else None)
+    if not report.keeps_kv:
+        room = NO_KV_TOKENS
     if room is None:
         return None
     measured = report.speed

@@ -64,7 +64,7 @@ def command(
     if openapi:
         import json
 
-        from fulcrum.gateway.openai.openapi import document
+        from fulcrum.gateway.api_formats.openapi import document
 
         click.echo(json.dumps(document(), indent=1))
         return

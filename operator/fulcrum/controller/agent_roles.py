@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
+from typing import Any
 
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
-from fulcrum.api.worker import LoadReport
-from fulcrum.balance import ObservedWorker, Snapshot, is_late
+from fulcrum.api.worker import LoadReport, SleepRequest
+from fulcrum.balance import ObservedWorker, Snapshot, TellSleep, is_late
+from fulcrum.capacity.start_timeout import start_timeout_seconds
 from fulcrum.controller.tick import Memory, Tick
 from fulcrum.telemetry import Agents
 
@@ -19,12 +21,13 @@ class AgentRoles:
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
 
     async def with_loads(
         self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory, now: datetime
     ) -> Snapshot:
         """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
+        start_seconds = start_timeout_seconds(snapshot.spec, snapshot.model)
         asked = [
             worker
             for worker in snapshot.workers
@@ -33,7 +36,7 @@ class AgentRoles:
             and (
                 worker.role is Role.DRAINING
                 or (worker.ready and not worker.role_acknowledged)
-                or is_late(worker, snapshot.spec, now)
+                or is_late(worker, start_seconds, now)
             )
         ]
         if not asked:
@@ -56,6 +59,16 @@ class AgentRoles:
                 tick.memory.acknowledged.add((worker.uid, worker.restarts, epoch))
 
         if worker.agent is not None:
-            task = asyncio.create_task(tell(worker.agent), name=f"tell-{worker.name}")
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._begin(tell(worker.agent), worker)
+
+    def tell_sleep_later(self, tick: Tick, worker: ObservedWorker, action: TellSleep) -> None:
+        """Have an agent put its engine to sleep, or wake it up, in the background; a later tick repeats it."""
+        if worker.agent is not None:
+            request = SleepRequest(level=action.level, role_epoch=action.epoch)
+            telling = self._agents.tell_sleep(worker.agent, request, pod_name=worker.name, token=tick.token.text)
+            self._begin(telling, worker)
+
+    def _begin(self, telling: Coroutine[Any, Any, object], worker: ObservedWorker) -> None:
+        task = asyncio.create_task(telling, name=f"tell-{worker.name}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

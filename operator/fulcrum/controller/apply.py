@@ -21,7 +21,17 @@ from fulcrum.api.names import (
     leader_name,
 )
 from fulcrum.api.types import Gang, InferenceClusterSpec, Pool
-from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, worker_revision
+from fulcrum.balance import (
+    Action,
+    CreateWorker,
+    DeleteWorker,
+    SetRole,
+    StartDrain,
+    TellRole,
+    TellSleep,
+    changes_cluster,
+    worker_revision,
+)
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
 from fulcrum.controller.children.worker_group import pod_group, worker_group
@@ -102,7 +112,7 @@ class Applier:
         self, actions: Iterable[Action], *, now: datetime, changed: Callable[[Action], None]
     ) -> Outcome:
         """Carry out `actions`, flips first: requests wait for nothing else. `changed` is called after each write."""
-        todo = [action for action in actions if not isinstance(action, TellRole)]
+        todo = [action for action in actions if changes_cluster(action)]
         urgent = [action for action in todo if isinstance(action, SetRole)]
         others = [action for action in todo if not isinstance(action, SetRole)]
         results = [
@@ -178,7 +188,7 @@ class Applier:
             case DeleteWorker():
                 await self._delete(action)
                 return action.uid
-            case TellRole():
+            case TellRole() | TellSleep():
                 return None
 
     async def _create(self, name: str, pod: Manifest, pool: Pool) -> str | None:

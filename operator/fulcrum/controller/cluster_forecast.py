@@ -19,6 +19,7 @@ from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.sources import TICK_SECONDS, Sources, name_of
 from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.forecast.forecaster import Forecaster
+from fulcrum.forecast.recurrence import next_load_seconds
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.telemetry.source import TelemetrySource, Unknown
@@ -47,6 +48,8 @@ class ClusterForecast:
         self._made: tuple[float, Forecast] | None = None
         self._due_at = float("-inf")
         self._fallbacks: Counter[str] = Counter()
+        self._load_expected_at: float | None = None
+        """Unix time at which load is expected next, by the latest history."""
         self.making: asyncio.Task[None] | None = None
         self.peak: Peak | None = None
         """The most over `balance.scaleDown.stabilization`."""
@@ -57,6 +60,12 @@ class ClusterForecast:
             return None
         made_at, forecast = self._made
         return forecast if self._clock() - made_at <= STALE_INTERVALS * forecast.interval_seconds else None
+
+    @property
+    def load_expected_seconds(self) -> float | None:
+        """Until load is expected, from earlier days; 0: now. None: not known, or not within a season."""
+        at = self._load_expected_at
+        return None if at is None else max(0.0, at - self._unix_time())
 
     def begin(self, cluster: WatchedCluster, source: TelemetrySource, *, start_seconds: float) -> None:
         """Begin the next forecast when it is due. `start_seconds`: how long a Pod takes to become ready."""
@@ -86,6 +95,8 @@ class ClusterForecast:
             self._due_at = self._clock() + min(RETRY_SECONDS, interval_seconds)
             return
         series = self._finite(series)
+        ahead_seconds = next_load_seconds(series, season_seconds=season_seconds)
+        self._load_expected_at = None if ahead_seconds is None else series.end_seconds + ahead_seconds
         self.peak = peak_of(series, seconds(cluster.spec.balance.scale_down.stabilization))
         forecaster = self._forecaster_for(cluster.spec, season_seconds)
         async with self._sources.forecasts.of(cluster.namespace):

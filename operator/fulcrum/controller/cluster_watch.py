@@ -13,10 +13,13 @@ from typing import Final
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
-from fulcrum.api.types import KvTierStatus
+from fulcrum.api.types import AdapterStatus, BatchesStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import ObservedWorker
+from fulcrum.balance import ObservedWorker, adapter_sources
 from fulcrum.balance.measurements import Measurements
+from fulcrum.controller.agent_adapters import adapter_statuses
+from fulcrum.controller.batch_pod import batches_status
+from fulcrum.controller.callers import HeardCallers
 from fulcrum.controller.cluster_forecast import ClusterForecast
 from fulcrum.controller.drift import PlacementDrift, PlacementQuestion, compare_in_background
 from fulcrum.controller.kv_figures import kv_tiers
@@ -40,6 +43,8 @@ FRESH_SECONDS: Final = 15.0
 LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
 SHOWN_LOAD_SECONDS: Final = 30.0
 """How often agents are asked in Manual, where only speeds are learnt from them: a fleet has 10,000 of them."""
+BATCHES_SECONDS: Final = 30.0
+"""How often the batch Pod is asked: each change is a write of the status."""
 DEFAULT_START_SECONDS: Final = 600.0
 """Start time of a Pod while none was measured; the forecast looks as far ahead."""
 
@@ -83,6 +88,9 @@ class ClusterWatch:
         """By uid of the Pod."""
         self._loads_asked_at = float("-inf")
         self._pairs: tuple[PairsReport, ...] = ()
+        self._batches: BatchesStatus | None = None
+        self._batches_asked_at = float("-inf")
+        self._callers = HeardCallers(clock)
         self._speeds = PoolSpeeds()
         self._reported = ReportedModel()
         self._starts = StartTimes()
@@ -120,6 +128,8 @@ class ClusterWatch:
             traffic=traffic,
             pairs=self._pairs,
             kv_tiers=self._kv_tiers(),
+            adapters=self._adapters(),
+            batches=None if self.cluster.batch is None else self._batches,
             drift=self._drift.drift,
             paces=self._speeds.paces(),
         )
@@ -133,6 +143,8 @@ class ClusterWatch:
             speeds=self._speeds.speeds(),
             start_seconds=self._start_seconds,
             peak=self._forecast.peak if forecast is not None else None,
+            callers=self._callers.callers() if spec.balance.idle_after is not None else None,
+            load_expected_seconds=self._forecast.load_expected_seconds,
             unknown=None if traffic is not None else self._unknown or "The load has not been read yet.",
         )
 
@@ -163,6 +175,10 @@ class ClusterWatch:
             if found is not None and now - found[0] <= fresh:
                 yield worker, found[1]
 
+    def _adapters(self) -> tuple[AdapterStatus, ...]:
+        reports = [load for worker, load in self._shown_loads() if worker.ready]
+        return adapter_statuses(adapter_sources(self.cluster.spec), reports)
+
     def _kv_tiers(self) -> dict[str, KvTierStatus]:
         return kv_tiers((worker.pool, load) for worker, load in self._shown_loads())
 
@@ -191,7 +207,13 @@ class ClusterWatch:
         cluster = self.cluster
         source = await self._sources.of(cluster.spec, cluster.namespace)
         # In Manual, too, speeds are learnt: Auto, once it is turned on, does not begin with what was measured at start.
-        await asyncio.gather(self._read_traffic(cluster, source), self._read_loads(cluster), self._read_pairs(cluster))
+        await asyncio.gather(
+            self._read_traffic(cluster, source),
+            self._read_loads(cluster),
+            self._read_pairs(cluster),
+            self._read_callers(cluster),
+            self._read_batches(cluster),
+        )
         if decides(cluster.spec):
             self._forecast.begin(cluster, source, start_seconds=self._start_seconds)
         self._begin_comparison(cluster)
@@ -254,7 +276,9 @@ class ClusterWatch:
         return traffic or Unknown("The source of metrics gave a rate of requests that is no number.")
 
     async def _read_loads(self, cluster: WatchedCluster) -> None:
-        if not decides(cluster.spec) and self._clock() - self._loads_asked_at < SHOWN_LOAD_SECONDS - TICK_SECONDS / 2:
+        loading = any(each.loaded < each.workers for each in self._adapters())
+        every_seconds = TICK_SECONDS if decides(cluster.spec) or loading else SHOWN_LOAD_SECONDS
+        if self._clock() - self._loads_asked_at < every_seconds - TICK_SECONDS / 2:
             return
         self._loads_asked_at = self._clock()
         asked = {w.name: w for w in cluster.workers if w.ready and not w.deleting}
@@ -287,6 +311,18 @@ class ClusterWatch:
         if _failing(self._pairs) != before:
             self._wake()
 
+    async def _read_callers(self, cluster: WatchedCluster) -> None:
+        if cluster.spec.balance.idle_after is not None and await self._callers.read(self._agents, cluster.gateways):
+            self._wake()
+
+    async def _read_batches(self, cluster: WatchedCluster) -> None:
+        if cluster.batch is None:
+            self._batches, self._batches_asked_at = None, float("-inf")
+        elif self._clock() - self._batches_asked_at >= BATCHES_SECONDS - TICK_SECONDS / 2:
+            self._batches_asked_at = self._clock()
+            counts = await self._agents.batches(cluster.batch)
+            self._batches = None if counts is None else batches_status(counts)
+
     @property
     def _start_seconds(self) -> float:
         measured = self._starts.typical_seconds
@@ -294,9 +330,9 @@ class ClusterWatch:
 
     def _wake_if_changed(self) -> None:
         """Ask for a tick because of the status: one in Manual, or that is paused, has no other reason to come soon."""
-        if not self.settled or self._clock() - self._woke_at < PUBLISH_SECONDS:
+        last, now = self.cluster.status, self.measurements()
+        if self._clock() - self._woke_at < PUBLISH_SECONDS:
             return
-        last = self.cluster.status
-        if with_measurements(last, self.measurements(), last) != last:
+        if (now.adapters or None) != last.adapters or (self.settled and with_measurements(last, now, last) != last):
             self._woke_at = self._clock()
             self._wake()

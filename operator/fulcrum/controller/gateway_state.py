@@ -32,8 +32,13 @@ def gateway_state(deployment: Manifest | None, service: Manifest | None, pods: I
         ready=int(status.get("availableReplicas") or 0),
         cluster_ip=address if address not in (None, "", "None") else None,
         rolling=rolling,
-        stuck=next(chain(_of_pods(pods), _of_deployment(status)), None) if rolling else None,
+        stuck=stuck(deployment, pods) if rolling else None,
     )
+
+
+def stuck(deployment: Manifest | None, pods: Iterable[Manifest]) -> str | None:
+    """Return what keeps a Deployment from its Pods, as Kubernetes says it; None: nothing does, but perhaps time."""
+    return next(chain(_of_pods(pods), _of_deployment((deployment or {}).get("status") or {})), None)
 
 
 def _of_pods(pods: Iterable[Manifest]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Final
 from fulcrum.api.internal_token import SECRET_KEY, internal_secret_name
 from fulcrum.controller.child_sync import NameTakenError, why_taken
 from fulcrum.controller.children import Manifest, Owner
-from fulcrum.controller.children.internal_secret import internal_secret, token_of
+from fulcrum.controller.children.internal_secret import internal_secret, record_secret, token_of
 from fulcrum.controller.kube import SECRET, ApiFailure, Kube
 from fulcrum.controller.observe import is_owned
 from fulcrum.kube import ApiError
@@ -77,6 +77,8 @@ class InternalSecrets:
                 ) from error
             raise
         if token is not None:
+            if may_make:
+                await self._keep_record_secret(owner, token)
             self._known[key] = _Known(uid=owner.uid, token=token, read_at=now)
         return token
 
@@ -94,6 +96,25 @@ class InternalSecrets:
             return await self._read(owner)
         logger.info("internal_secret_created namespace=%s cluster=%s", owner.namespace, owner.name)
         return token
+
+    async def _keep_record_secret(self, owner: Owner, token: str) -> None:
+        """Make the Secret of `fulcrum record`. Nothing but that command needs it, so no failure stops anything else."""
+        wanted = record_secret(owner, token)
+        name = wanted["metadata"]["name"]
+        try:
+            live = await self._kube.get(SECRET, owner.namespace, name)
+            if live is None:
+                await self._kube.create(SECRET, wanted)
+                return
+        except ApiFailure as error:
+            logger.warning("record_secret_unknown namespace=%s secret=%s error=%s", owner.namespace, name, error)
+            return
+        if not is_owned(live["metadata"], owner.uid) or token_of(live) != token_of(wanted):
+            logger.warning(
+                "record_secret_is_another_one namespace=%s secret=%s: fulcrum record cannot read this cluster. Delete "
+                "the Secret (kubectl delete secret -n %s %s), and it is made anew.",
+                owner.namespace, name, owner.namespace, name,
+            )  # fmt: skip
 
 
 def _new_token() -> str:

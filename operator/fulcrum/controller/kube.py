@@ -47,6 +47,7 @@ LEADER_WORKER_SET: Final = Resource(
     api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet", plural="leaderworkersets"
 )
 POD_GROUP: Final = Resource(api_version="scheduling.volcano.sh/v1beta1", kind="PodGroup", plural="podgroups")
+JOB: Final = Resource(api_version="batch/v1", kind="Job", plural="jobs")
 LEASE: Final = Resource(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 
 CHILD_RESOURCES: Final = {

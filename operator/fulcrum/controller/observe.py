@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -21,6 +22,8 @@ from fulcrum.api.names import (
     ANNOTATION_RESTART,
     ANNOTATION_ROLE_SINCE,
     ANNOTATION_SPEC_HASH,
+    COMPONENT_BATCH,
+    COMPONENT_PRELOAD,
     GROUP,
     KIND,
     LABEL_COMPONENT,
@@ -28,6 +31,7 @@ from fulcrum.api.names import (
     LABEL_POOL,
     LABEL_ROLE,
     Role,
+    batch_name,
     gateway_name,
     role_epoch,
     worker_name,
@@ -35,6 +39,7 @@ from fulcrum.api.names import (
 from fulcrum.api.ports import ports_of
 from fulcrum.api.types import InferenceCluster
 from fulcrum.balance import ObservedWorker, Snapshot, Termination, WorkerPhase
+from fulcrum.controller.batch_pod import batch_problem
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.children.owner import GATEWAY
@@ -60,6 +65,10 @@ class Observed:
     service: Manifest | None
     gateways: tuple[Manifest, ...] = ()
     """Pods of gateways."""
+    batch: Manifest | None = None
+    """Deployment of the batch Pod."""
+    batch_pods: tuple[Manifest, ...] = ()
+    preload_pods: tuple[Manifest, ...] = ()
     scales: tuple[Manifest, ...] = ()
     """InferenceScales."""
     groups: tuple[Manifest, ...] = ()
@@ -84,6 +93,9 @@ def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
         deployment=caches.get(DEPLOYMENT, namespace, gateway_name(name)),
         service=caches.get(SERVICE, namespace, gateway_name(name)),
         gateways=_of_component(pods, GATEWAY),
+        batch=caches.get(DEPLOYMENT, namespace, batch_name(name)),
+        batch_pods=_of_component(pods, COMPONENT_BATCH),
+        preload_pods=_of_component(pods, COMPONENT_PRELOAD),
         scales=tuple(caches.of_cluster(INFERENCE_SCALE, (namespace, name))),
         groups=tuple(groups),
         followers=followers_of(pods),
@@ -96,9 +108,18 @@ def _of_component(pods: list[Manifest], component: str) -> tuple[Manifest, ...]:
 
 def gateway_addresses(observed: Observed) -> dict[str, str]:
     """Return the address of each ready gateway, by the name of its Pod."""
+    return _ready_addresses(observed.gateways)
+
+
+def batch_address(observed: Observed) -> str | None:
+    """Return the address of the batch Pod; None while it is not ready."""
+    return next(iter(_ready_addresses(observed.batch_pods).values()), None)
+
+
+def _ready_addresses(pods: Iterable[Manifest]) -> dict[str, str]:
     return {
         pod["metadata"]["name"]: status["podIP"]
-        for pod in observed.gateways
+        for pod in pods
         if (status := pod.get("status") or {}).get("podIP")
         and any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
         and "deletionTimestamp" not in pod["metadata"]
@@ -152,6 +173,7 @@ def make_snapshot(
         spec=cluster.spec,
         workers=tuple(sorted(workers, key=lambda w: (w.pool, w.ordinal))),
         gateway=gateway_state(observed.deployment, observed.service, observed.gateways),
+        batch_problem=batch_problem(cluster, observed.batch, observed.batch_pods),
         status=cluster.status,
         paused=is_paused(cluster),
         continues_rollout=(

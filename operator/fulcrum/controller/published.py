@@ -12,6 +12,7 @@ from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, KvTierStatus, LatencyQuantiles
 from fulcrum.balance.measurements import Measurements
 from fulcrum.forecast.result import Forecast
+from fulcrum.load.traffic import Traffic
 
 PUBLISH_SECONDS: Final = 15.0
 """Least time between two writes of figures that change all the time; any other write takes them along."""
@@ -29,15 +30,17 @@ def with_measurements(
     Figures of `last` stay where the new ones hardly differ from them.
     """
     traffic = measurements.traffic
-    ttft, tpot = last.ttft or LatencyQuantiles(), last.tpot or LatencyQuantiles()
     return msgspec.structs.replace(
         status,
         attainment=_share(traffic.attainment if traffic else None, last.attainment),
-        ttft=_quantiles(traffic.ttft_p50_seconds, traffic.ttft_p90_seconds, ttft) if traffic else None,
-        tpot=_quantiles(traffic.tpot_p50_seconds, traffic.tpot_p90_seconds, tpot) if traffic else None,
+        ttft=_ttft(traffic, last.ttft or LatencyQuantiles()) if traffic else None,
+        tpot=_tpot(traffic, last.tpot or LatencyQuantiles()) if traffic else None,
         rejected_ratio=_share(traffic.rejected if traffic else None, last.rejected_ratio),
+        queued=_steady(traffic.queued if traffic else None, last.queued),
         forecast=_forecast(measurements.forecast, last.forecast),
         kv_tiers=_kv_tiers(measurements.kv_tiers, last.kv_tiers or {}),
+        adapters=measurements.adapters or None,
+        batches=measurements.batches,
     )
 
 
@@ -49,8 +52,11 @@ def keeping_measurements(status: InferenceClusterStatus, last: InferenceClusterS
         ttft=last.ttft,
         tpot=last.tpot,
         rejected_ratio=last.rejected_ratio,
+        queued=last.queued,
         forecast=last.forecast,
         kv_tiers=last.kv_tiers,
+        adapters=last.adapters,
+        batches=last.batches,
     )
 
 
@@ -86,10 +92,21 @@ def _kv_tier(now: KvTierStatus, was: KvTierStatus) -> KvTierStatus:
     )
 
 
-def _quantiles(p50_seconds: float | None, p90_seconds: float | None, was: LatencyQuantiles) -> LatencyQuantiles | None:
-    if p50_seconds is None and p90_seconds is None:
+def _ttft(traffic: Traffic, was: LatencyQuantiles) -> LatencyQuantiles | None:
+    return _quantiles((traffic.ttft_p50_seconds, traffic.ttft_p90_seconds, traffic.ttft_p99_seconds), was)
+
+
+def _tpot(traffic: Traffic, was: LatencyQuantiles) -> LatencyQuantiles | None:
+    return _quantiles((traffic.tpot_p50_seconds, traffic.tpot_p90_seconds, traffic.tpot_p99_seconds), was)
+
+
+def _quantiles(
+    measured_seconds: tuple[float | None, float | None, float | None], was: LatencyQuantiles
+) -> LatencyQuantiles | None:
+    p50, p90, p99 = measured_seconds
+    if p50 is p90 is p99 is None:
         return None
-    return LatencyQuantiles(p50=_latency(p50_seconds, was.p50), p90=_latency(p90_seconds, was.p90))
+    return LatencyQuantiles(p50=_latency(p50, was.p50), p90=_latency(p90, was.p90), p99=_latency(p99, was.p99))
 
 
 def _latency(now_seconds: float | None, was: str | None) -> str | None:

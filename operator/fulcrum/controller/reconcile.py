@@ -14,7 +14,7 @@ from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import SHORT_NAME, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Gang, InferenceCluster
+from fulcrum.api.types import Gang, InferenceCluster, PreloadState, PreloadStatus
 from fulcrum.balance import (
     Action,
     BalancePlan,
@@ -24,12 +24,14 @@ from fulcrum.balance import (
     Snapshot,
     StartDrain,
     TellRole,
+    TellSleep,
     chosen_kv_dtype,
     plan,
     standing_workers,
     with_model,
 )
 from fulcrum.balance.tuning import TUNING
+from fulcrum.controller.agent_adapters import AgentAdapters, adapter_events
 from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
@@ -48,6 +50,7 @@ from fulcrum.controller.model_configs import ModelConfigs, ServedModel, refused_
 from fulcrum.controller.nodes import Nodes
 from fulcrum.controller.observe import (
     Observed,
+    batch_address,
     gateway_addresses,
     gateways_send_token,
     is_paused,
@@ -55,6 +58,7 @@ from fulcrum.controller.observe import (
     observe,
     running_images,
 )
+from fulcrum.controller.preloads import POLL_SECONDS, Preloads, held_up
 from fulcrum.controller.profiles import PoolProfiles, Profiles
 from fulcrum.controller.reporting import Reporter, news_of_failures
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
@@ -100,10 +104,12 @@ class Reconciler:
         self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
         self._profiles = Profiles(kube)
         self._model_configs = ModelConfigs(kube)
+        self._preloads = Preloads(kube, installation)
         self._gangs = GangSchedulers(kube, resync_seconds=TUNING.resync_seconds)
         self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
+        self._adapters = AgentAdapters(agents)
 
     def serves(self, key: ClusterKey) -> bool:
         """Whether workers of a cluster were ready when it was last looked at."""
@@ -166,10 +172,23 @@ class Reconciler:
             self._model_configs.of(key[0], cluster.spec),
             self._gangs.chosen(cluster.spec),
         )
+        owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
+        preload = await self._preloads.of(owner, cluster, model.facts, observed.preload_pods, self._now())
         tick = await self._decide(
-            key, observed, cluster, memory, lost=lost, token=token, profiles=profiles, model=model, gang=gang
+            key,
+            observed,
+            cluster,
+            memory,
+            lost=lost,
+            token=token,
+            profiles=profiles,
+            model=model,
+            gang=gang,
+            preload=preload,
         )
         after_seconds = await self._apply(tick)
+        if preload is not None and preload.state == PreloadState.RUNNING:
+            after_seconds = min(after_seconds, POLL_SECONDS)
         # A cluster at rest is looked at rarely, and this one may wait for its config.json.
         return after_seconds if model.problem is None else min(after_seconds, READ_SECONDS)
 
@@ -201,6 +220,7 @@ class Reconciler:
         profiles: PoolProfiles,
         model: ServedModel,
         gang: Gang,
+        preload: PreloadStatus | None,
     ) -> Tick:
         owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
         taken = frozenset(memory.taken_names)
@@ -218,6 +238,7 @@ class Reconciler:
             profile_problems=profiles.problems,
             model_note=model.source,
             model_problem=model.problem,
+            preload=preload,
         )
         standing = standing_workers(snapshot.name, snapshot.spec, snapshot.workers)
         snapshot = with_model(snapshot, model.facts, standing)
@@ -227,6 +248,7 @@ class Reconciler:
             spec=cluster.spec,
             status=cluster.status,
             gateways=gateway_addresses(observed),
+            batch=batch_address(observed),
             workers=snapshot.workers,
             generation=snapshot.generation,
             profiles=profiles.known,
@@ -241,7 +263,9 @@ class Reconciler:
             problem=model.problem,
             standing=standing,
         )
-        snapshot = replace(snapshot, kv_dtype=kv_dtype, refused={**models, **snapshot.refused})
+        snapshot = replace(
+            snapshot, kv_dtype=kv_dtype, refused={**held_up(preload, cluster, standing), **models, **snapshot.refused}
+        )
         measured, loads, settled = self._watches.measurements_of(watched)
         snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
         now, decided = self._plan(snapshot)
@@ -298,6 +322,8 @@ class Reconciler:
         for action in tick.plan.actions:
             if isinstance(action, TellRole):
                 tell(action)
+            elif isinstance(action, TellSleep):
+                self._roles.tell_sleep_later(tick, workers[action.uid], action)
         applier = Applier(
             self._kube,
             self._metrics,
@@ -316,6 +342,9 @@ class Reconciler:
         has_token = tick.token.text is not None
         # A worker would wait for the Secret, or be open to every caller.
         actions = [action for action in tick.plan.actions if has_token or not isinstance(action, CreateWorker)]
+        again_seconds = None
+        if not is_paused(tick.cluster):
+            again_seconds = self._adapters.tell(tick, self._watches.shown((tick.owner.namespace, tick.owner.name))[1])
         outcome = await applier.carry_out(actions, now=tick.now, changed=tell)
         tick.memory.taken_names |= outcome.taken_names
         tick.memory.serves = any(worker.serving for worker in tick.snapshot.workers)
@@ -326,6 +355,7 @@ class Reconciler:
         if outcome.done:
             self._metrics.decision(tick.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
         stated = [*tick.plan.events, *news_of_failures(failures, tick.memory)]
+        stated += adapter_events(tick.snapshot.measurements.adapters, tick.cluster.status.adapters)
         await self._reporter.post_events(tick.owner, outcome.done, stated, tick.now)
         status = final_status(tick, outcome, failures)
         await self._reporter.write_status(tick.owner, tick.cluster.status, status)
@@ -333,7 +363,10 @@ class Reconciler:
         self._metrics.cluster_states.say(key, tick.cluster.spec, status, tick.plan.scales)
         if failures:
             raise ReconcileError(summary_of(failures))
-        return 0.0 if outcome.taken_names else tick.plan.requeue_after_seconds
+        if outcome.taken_names:
+            return 0.0
+        after_seconds = tick.plan.requeue_after_seconds
+        return after_seconds if again_seconds is None else min(after_seconds, again_seconds)
 
 
 def _read(document: Manifest) -> InferenceCluster:

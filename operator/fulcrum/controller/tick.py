@@ -12,6 +12,7 @@ import msgspec
 from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Gang, InferenceCluster, InferenceClusterStatus
+from fulcrum.api.worker import AdapterSource
 from fulcrum.balance import BalancePlan, Snapshot, stopped_status
 from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
@@ -38,6 +39,8 @@ class Memory:
     """Workers were ready in the last tick."""
     namespace_ended_at: float = float("-inf")
     """Monotonic time at which the API server last said that the cluster's namespace is being deleted."""
+    told_adapters: dict[tuple[str, int], tuple[AdapterSource, ...]] = field(default_factory=dict)
+    """LoRA adapters that agents were told, by (uid, restarts)."""
     told_failures: set[str] = field(default_factory=set)
     """What went wrong in the last tick, of which there are events."""
 
@@ -100,6 +103,7 @@ def final_status(tick: Tick, outcome: Outcome, failures: list[Failure]) -> Infer
         if tick.settled
         else keeping_measurements(status, last)
     )
+    status = msgspec.structs.replace(status, adapters=tick.snapshot.measurements.adapters or None)
     if outcome.done or tick.plan.observed_only:
         return status
     return msgspec.structs.replace(status, last_decision=last.last_decision)

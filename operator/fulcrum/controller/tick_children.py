@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from fulcrum.api.names import gateway_name
+from fulcrum.api.names import batch_name, gateway_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode
 from fulcrum.balance.tuning import TUNING
@@ -14,6 +14,7 @@ from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import children
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
+from fulcrum.controller.observe import is_owned
 from fulcrum.controller.scales import ScaleSync
 from fulcrum.controller.tick import Failure, Tick
 
@@ -37,17 +38,24 @@ class TickChildren:
     async def _sync_children(self, tick: Tick) -> list[Failure]:
         """Compare what was read anyway each time, and the rest when the spec changed or after a while."""
         owner, observed, cluster, memory = tick.owner, tick.observed, tick.cluster, tick.memory
+        live_batch = observed.batch
         wanted = children(
             owner,
             cluster.spec,
             self._installation,
             token_fingerprint=tick.token.fingerprint or "",
             least_available=tick.plan.least_available,
+            gateway_address=tick.snapshot.gateway.cluster_ip,
+            live_batch=live_batch if live_batch is not None and is_owned(live_batch["metadata"], owner.uid) else None,
             live_gateways=None if observed.deployment is None else tick.snapshot.gateway.desired,
             workers=tick.snapshot.workers,
         )
         name = gateway_name(owner.name)
-        watched = {("Deployment", name): observed.deployment, ("Service", name): observed.service}
+        watched = {
+            ("Deployment", name): observed.deployment,
+            ("Service", name): observed.service,
+            ("Deployment", batch_name(owner.name)): live_batch,
+        }
         # Before a missing one is made it is read: what has its name may be without our label, and so not be watched.
         live = {key: child for key, child in watched.items() if child is not None}
         version = (cluster.metadata.uid, cluster.metadata.generation, tick.plan.least_available)

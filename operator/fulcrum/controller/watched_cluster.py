@@ -23,6 +23,8 @@ class WatchedCluster:
     gateways: Mapping[str, str]
     """Address of each ready gateway Pod, by name."""
     workers: tuple[ObservedWorker, ...]
+    batch: str | None = None
+    """Address of the ready batch Pod."""
     generation: int = 0
     """Of the spec."""
     profiles: Mapping[str, Profile] = field(default_factory=dict)

@@ -88,6 +88,8 @@ def detail(facts: ClusterFacts, status: InferenceClusterStatus, shown: Row) -> D
         rejections=None
         if traffic is None
         else {reason.value: three_digits(share * traffic.rate) for reason, share in traffic.rejections.items()},
+        queued=status.queued,
+        batches=status.batches,
         decisions=_decisions(facts, status),
         last=status.last_decision,
     )
@@ -155,7 +157,7 @@ def _target(status: InferenceClusterStatus) -> str | None:
 def _latency(measured: LatencyQuantiles | None, promise: str | None) -> Latency:
     found = measured or LatencyQuantiles()
     late = found.p90 is not None and promise is not None and seconds(found.p90) > seconds(promise)
-    return Latency(p50=found.p50, p90=found.p90, promise=promise, late=late)
+    return Latency(p50=found.p50, p90=found.p90, p99=found.p99, promise=promise, late=late)
 
 
 def _decisions(facts: ClusterFacts, status: InferenceClusterStatus) -> tuple[DecisionRow, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fulcrum.api.status import Decision
+from fulcrum.api.status import BatchesStatus, Decision
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -69,6 +69,7 @@ class Latency(_Document, frozen=True, kw_only=True):
 
     p50: str | None = None
     p90: str | None = None
+    p99: str | None = None
     promise: str | None = None
     late: bool = False
     """Whether p90 exceeds the promise."""
@@ -105,6 +106,9 @@ class Detail(_Document, frozen=True, kw_only=True):
     forecast: ForecastRow | None = None
     rejections: dict[str, float] | None = None
     """Requests per second that are turned away, by reason; None: not known."""
+    queued: float | None = None
+    """Requests in the gateways' admission queues, on average; None: there is no queue, or it is not known."""
+    batches: BatchesStatus | None = None
     decisions: tuple[DecisionRow, ...] = ()
     """Newest first."""
     last: Decision | None = None

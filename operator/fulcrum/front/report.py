@@ -114,6 +114,7 @@ def _problems(seen: Seen, names: list[str]) -> Iterator[Problem]:
                 message=f"InferenceCluster {name} is not available: kubectl describe ic {short} -n {namespace}.",
             )
     yield from _keys_not_passed(seen)
+    yield from _adapters_missing(seen)
 
 
 def _keys_not_passed(seen: Seen) -> Iterator[Problem]:
@@ -128,6 +129,21 @@ def _keys_not_passed(seen: Seen) -> Iterator[Problem]:
                     reason=Reason.KEYS_NOT_PASSED,
                     message=f"Model {model.name} has keys of its own, which InferenceCluster {name} of another "
                     "namespace is not sent, and it asks for keys, too: remove auth from one of the two.",
+                )
+
+
+def _adapters_missing(seen: Seen) -> Iterator[Problem]:
+    for model in seen.gateway.spec.models:
+        for name in dict.fromkeys(named_clusters(model, seen.gateway)) if model.adapter is not None else ():
+            cluster = seen.clusters.get(name)
+            if cluster is None or not _grants(cluster, seen.gateway.metadata.namespace):
+                continue
+            listed = cluster.spec.adapters.list if cluster.spec.adapters is not None else ()
+            if all(adapter.name != model.adapter for adapter in listed):
+                yield Problem(
+                    reason=Reason.ADAPTER_MISSING,
+                    message=f"Model {model.name} is adapter {model.adapter}, which InferenceCluster {name} does not "
+                    "have: add it to its spec.adapters.list, or take the cluster out of the model.",
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from fulcrum.api.front import FrontBackend, FrontCluster, FrontRoute, FrontRoutes
@@ -19,25 +20,34 @@ def keys_directory(secret_name: str) -> str:
     return f"{FRONT_KEYS_PATH}/{secret_name}"
 
 
-def routes_of(gateway: InferenceGateway) -> FrontRoutes:
-    """Return the routes. A cluster that the operator has not put into the status gets nothing."""
+def routes_of(gateway: InferenceGateway, directories: Mapping[str, str] | None = None) -> FrontRoutes:
+    """Return the routes. A cluster that the operator has not put into the status gets nothing.
+
+    `directories`: where Secrets with API keys are mounted, if not where `keys_directory` says.
+    """
     known = {cluster.name: _cluster(cluster) for cluster in gateway.status.clusters}
     return FrontRoutes(
-        models=tuple(_route(model, gateway.metadata.namespace, known) for model in gateway.spec.models),
+        models=tuple(
+            _route(model, gateway.metadata.namespace, known, directories or {}) for model in gateway.spec.models
+        ),
         clusters=tuple(known.values()),
         replicas=max(gateway.status.replicas, 1),
     )
 
 
-def _route(model: FrontModel, namespace: str, known: dict[str, FrontCluster]) -> FrontRoute:
+def _route(
+    model: FrontModel, namespace: str, known: dict[str, FrontCluster], directories: Mapping[str, str]
+) -> FrontRoute:
+    secret = model.auth.secret_name if model.auth is not None else None
     backends = ((cluster_name(backend, namespace), backend.weight) for backend in model.backends)
     fallback = (cluster_name(each, namespace) for each in model.fallback)
     return FrontRoute(
         name=model.name,
         aliases=model.aliases,
+        adapter=model.adapter,
         backends=tuple(FrontBackend(cluster=name, weight=weight) for name, weight in backends if name in known),
         fallback=tuple(name for name in fallback if name in known),
-        api_keys_directory=keys_directory(model.auth.secret_name) if model.auth is not None else None,
+        api_keys_directory=None if secret is None else directories.get(secret, keys_directory(secret)),
         requests_per_minute=model.limits.requests_per_minute,
         tokens_per_minute=model.limits.tokens_per_minute,
     )

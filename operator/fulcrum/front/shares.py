@@ -20,18 +20,21 @@ _HASH_BYTES: Final = 8
 class Shares:
     """Weights of clusters, and how many requests each one is behind its share."""
 
-    __slots__ = ("_owed", "_total", "_weights")
+    __slots__ = ("_owed", "_steps", "_total", "_weights")
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights: dict[str, int] = {}
         self._total = 0
         self._owed: dict[str, float] = {}
+        self._steps: dict[str, float] = {}
+        """What each request adds to what a cluster with a weight is owed."""
         self.weigh(weights)
 
     def weigh(self, weights: Mapping[str, int]) -> None:
         """These are the clusters and weights from now on. Clusters that stay keep what they are owed."""
         self._weights = dict(weights)
         self._total = sum(weights.values())
+        self._steps = {name: weight / self._total for name, weight in weights.items() if weight > 0}
         self._owed = {name: self._owed.get(name, 0.0) for name in weights}
 
     def __contains__(self, name: str) -> bool:
@@ -42,11 +45,11 @@ class Shares:
 
         The share of a cluster is kept to within two requests. Call `count` with the result.
         """
-        if not self._total:
-            return None
-        behind = {name: self._owed[name] + weight / self._total for name, weight in self._weights.items() if weight > 0}
+        if len(self._steps) < 2:
+            return next(iter(self._steps), None)
+        behind = {name: self._owed[name] + step for name, step in self._steps.items()}
         most = max(behind, key=behind.__getitem__)
-        if opening is None or len(behind) == 1:
+        if opening is None:
             return most
         led = self.led_to(opening)
         fair = led is not None and behind[led] - 1.0 >= -TOLERANCE
@@ -62,7 +65,7 @@ class Shares:
 
     def count(self, served: str) -> None:
         """A request goes to `served`."""
-        if not self._total or served not in self._owed:
+        if not self._total or served not in self._owed or len(self._owed) == 1:
             return
         for name, weight in self._weights.items():
             owed = self._owed[name] + weight / self._total - (name == served)

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from fulcrum.admission import Client
 from fulcrum.api.reasons import Reason
 from fulcrum.gateway.errors import rejected, unauthorized
 
@@ -35,6 +36,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbi
     classes: tuple[str, ...] = ()
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
+    weight: Annotated[float, Meta(ge=0.01, le=1000)] = 1.0
 
 
 class _Bucket:
@@ -119,7 +121,7 @@ class Allowance:
 class ApiKey:
     """One key, with this gateway's part of its limits."""
 
-    __slots__ = ("_allowance", "_document", "class_name", "classes", "digest", "name")
+    __slots__ = ("_allowance", "_document", "class_name", "classes", "client", "digest", "name")
 
     def __init__(self, name: str, document: _Document, gateways: int) -> None:
         self.name = name
@@ -128,6 +130,8 @@ class ApiKey:
         """Class of its requests; None: what `classes` and their headers say."""
         self.classes = frozenset(document.classes)
         """Classes that its requests may name in a header."""
+        self.client = Client(name, document.weight)
+        """Its share of what the admission queue lets in."""
         self._document = document
         self._allowance = Allowance(document.requests_per_minute, document.tokens_per_minute, gateways)
 
@@ -213,6 +217,13 @@ class KeyRing:
             raise unauthorized()
         return found
 
+    def named(self, name: str) -> ApiKey:
+        """The key of a name, for a caller that is known to be trusted. Raises RequestError (401) where it is gone."""
+        for key in self.keys:
+            if key.name == name:
+                return key
+        raise unauthorized()
+
     def _read(self, name: str, value: bytes) -> ApiKey | None:
         text = value.strip()
         try:
@@ -222,7 +233,8 @@ class KeyRing:
                 document = _Document(key=text.decode())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Without the error's text: it may quote the key.
-            logger.warning("api_key_invalid name=%s want=a key, or JSON with key, class and limits", name)
+            want = "a key, or JSON with key, class, limits and weight (0.01 to 1000)"
+            logger.warning("api_key_invalid name=%s want=%s", name, want)
             return None
         if len(document.key) < _SHORTEST_KEY:
             logger.warning("api_key_too_short name=%s want_characters=%d", name, _SHORTEST_KEY)

@@ -10,11 +10,17 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum import __version__
+from fulcrum.api.batch import KEY_HEADER, is_batch_path
 from fulcrum.api.reasons import Reason
+from fulcrum.api.record import PATH as RECORD_PATH
+from fulcrum.api.serving_types import ModelTask
 from fulcrum.api.telemetry_types import traces_url
+from fulcrum.gateway.api_formats.error_object import ErrorForm, error_form
 from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey, KeyRing
-from fulcrum.gateway.config import Settings
+from fulcrum.gateway.config import Settings, served_model
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.hold import Hold
+from fulcrum.gateway.dispatch.recorder import record_page, recorder_of
 from fulcrum.gateway.dispatch.routes import Routes
 from fulcrum.gateway.dispatch.serve import Inference
 from fulcrum.gateway.errors import RequestError
@@ -24,6 +30,7 @@ from fulcrum.gateway.http.clients import BACKLOG, drain, listen, sweep
 from fulcrum.gateway.http.connection import ClientConnection
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.internal_server import InternalServer
+from fulcrum.gateway.http.passage import Destination
 from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
@@ -32,13 +39,13 @@ from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.known_labels import count_from_zero
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_CONTENT_TYPE, Metrics
 from fulcrum.gateway.metrics.slo import SloOutcome
-from fulcrum.gateway.openai.error_object import ErrorForm, error_form
 from fulcrum.gateway.process import report_death, serve_until_signalled
 from fulcrum.gateway.tracing.trace import KEPT_HEADERS, Attributes, Tracing
+from fulcrum.gateway.workers.adapters import Adapters
 from fulcrum.gateway.workers.load_poll import LoadPoller
 from fulcrum.gateway.workers.prefix_sharing import SENT_PATH, PrefixSharing, prefix_seed
 from fulcrum.gateway.workers.prewarm import Prewarmer
-from fulcrum.gateway.workers.registry import WorkerRegistry
+from fulcrum.gateway.workers.registry import KnownWorker, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +67,11 @@ class Gateway:
         self.response_budget = ResponseBudget()
         self.bodies: Budget[ClientConnection] = Budget(_ARRIVING_BYTES)
         self.closing = False
-        self.admission = AdmissionControl(settings.config, prefix_seed=prefix_seed(settings.token))
+        self.admission = AdmissionControl(
+            settings.config, prefix_seed=prefix_seed(settings.token), token=settings.token
+        )
+        self.batch_host: str | None = None
+        """Address of the cluster's batch Pod; None: it is not ready."""
         self.cors = Cors(settings.config.cors_origins)
         self.tracing = _tracing(settings)
         self.kept_headers = self.admission.kept_headers | self.cors.kept_headers
@@ -71,17 +82,23 @@ class Gateway:
             labels=_labels(settings),
             class_names=self.admission.classes.names,
         )
-        count_from_zero(self.metrics, self.admission.classes.names[self.admission.classes.rest])
         self.registry = WorkerRegistry(self.metrics, self.admission.cluster, self.response_budget, token=settings.token)
         unpriced = [pool.name for pool in settings.config.pools if pool.transfer is None]
-        self.poller = LoadPoller(self.registry, self.metrics, unpriced)
+        self.adapters = Adapters(self.registry, self.metrics, enabled=settings.config.adapters)
+        served = served_model(settings.config, self.adapters)
+        count_from_zero(self.metrics, self.admission.classes.names[self.admission.classes.rest], served.paths)
+        self.poller = LoadPoller(self.registry, self.metrics, unpriced, adapters=self.adapters)
+        self.recorder = recorder_of(settings.config, self.admission, settings.token, loop.time())
+        """None: `spec.gateway.record` is Off."""
         self._prefixes = PrefixSharing(self.admission.cluster, self.metrics, self.response_budget, token=settings.token)
         self.gateways = 0
         """Gateways that share the traffic, this one included."""
         self.share(settings.config.replicas)
         self._routes = Routes(
             settings.config,
+            served=served,
             admission=self.admission,
+            adapters=self.adapters,
             cors=self.cors,
             not_ready=self.not_ready,
             refused=self.refused,
@@ -94,10 +111,12 @@ class Gateway:
         self._inside = InternalServer(
             {
                 "/metrics": self._metrics_page,
+                "/demand": lambda _: (b"application/json", msgspec.json.encode(self.hold.report())),
                 "/kv-pairs": lambda _: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
             },
             {SENT_PATH: self._prefixes.learn},
             {"/health": lambda: None, "/ready": self.not_ready},
+            guarded={RECORD_PATH: lambda query: record_page(self.recorder, query, loop.time())},
             token=settings.token,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,18 +124,36 @@ class Gateway:
         self._stop = asyncio.Event()
         self._inference = Inference(
             config=settings.config,
+            served=served,
             admission=self.admission,
             registry=self.registry,
             metrics=self.metrics,
             loop=loop,
             access_log=settings.access_log,
+            adapters=self.adapters,
             tracing=self.tracing,
+            recorder=self.recorder,
         )
+
+    @property
+    def hold(self) -> Hold:
+        """What waits for workers to start."""
+        return self._inference.hold
 
     # http.service.Service
 
     def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
         return self.admission.authenticate(path, headers)
+
+    def passes(self, path: str) -> bool:
+        return self.settings.config.batch is not None and is_batch_path(path)
+
+    def destination(self) -> Destination | None:
+        batch = self.settings.config.batch
+        host = self.batch_host if batch is None or batch.host is None else batch.host
+        if batch is None or host is None:
+            return None
+        return Destination(host, batch.port, self.settings.token, KEY_HEADER)
 
     def answer(self, request: Request, response: Response) -> bool:
         return self._routes.answer(request, response)
@@ -135,6 +172,8 @@ class Gateway:
             # It was not read, but it is load all the same.
             counts = self.metrics.of_class(rest)
             counts.arrivals += 1
+            if self.recorder is not None:
+                self.recorder.unread(self._loop.time())
             if self._inference.has_slo:
                 counts.slo[SloOutcome.REJECTED] += 1
 
@@ -159,6 +198,8 @@ class Gateway:
         """So many gateways, this one included, share the traffic and the limits of keys."""
         if gateways != self.gateways:
             logger.info("gateways_counted ready=%d before=%d", gateways, self.gateways)
+        if gateways < self.gateways and self.recorder is not None:
+            self.recorder.neighbour_left(self._loop.time())
         self.gateways = gateways
         self.poller.alone = gateways == 1
         self.admission.share(gateways, self._loop.time())
@@ -178,18 +219,19 @@ class Gateway:
     async def start(self) -> None:
         """Listen and begin to follow the workers."""
         settings = self.settings
-        if settings.prewarm:
-            self.registry.joined = self.prewarmer.joined
+        self.registry.joined = self.poller.joined
+        if settings.prewarm and settings.config.task is ModelTask.GENERATE:  # a pooling model's workers move no KV
+            self.registry.joined = self._joined
             self.poller.suspected = self.prewarmer.suspected
             self._spawn(self.prewarmer.run())
         if settings.static_workers:
             self.registry.replace(settings.static_workers)
         else:
-            from fulcrum.gateway.workers.routes_watch import watch_routes
+            from fulcrum.gateway.workers.cluster_watch import watch_cluster
             from fulcrum.gateway.workers.watch import watch_workers
 
             self._spawn(watch_workers(self))
-            self._spawn(watch_routes(settings, self.admission.cluster.kv_routes.set))
+            self._spawn(watch_cluster(settings, self.admission.cluster.kv_routes.set, self.adapters.take))
         self._spawn(self._sweep())
         self._spawn(self.poller.run())
         self._spawn(self._prefixes.run())
@@ -210,6 +252,7 @@ class Gateway:
     async def stop(self) -> None:
         """Not ready; accept for a little longer; then finish what is under way, within the grace period."""
         self._stop.set()
+        self.hold.stopping = True
         logger.info("gateway_stopping connections=%d", len(self.connections))
         self.closing = True
         await asyncio.sleep(self.settings.lame_duck_seconds)
@@ -226,6 +269,10 @@ class Gateway:
         self._prefixes.close()
         self.registry.close()
         logger.info("gateway_stopped")
+
+    def _joined(self, worker: KnownWorker) -> None:
+        self.prewarmer.joined(worker)
+        self.poller.joined(worker)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

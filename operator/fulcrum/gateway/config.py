@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -15,11 +15,15 @@ from fulcrum.api import names
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.internal_token import ENV_GATEWAY
 from fulcrum.api.names import Role
+from fulcrum.api.serving_types import ModelTask
 from fulcrum.api.telemetry_types import endpoint_problem
+from fulcrum.gateway.api_formats.inference_request import ServedModel
 from fulcrum.gateway.worker_record import WorkerRecord
 
 _OWN_FILES: Final = 128
 """Open files that are not clients': the listener, the API server, agents, idle connections to engines."""
+
+_Config = TypeVar("_Config")
 
 
 class ConfigError(Exception):
@@ -67,10 +71,7 @@ def read_settings(
     """Settings from the environment; arguments that are not None win. Raises ConfigError."""
     document = config_json or environment.get(names.ENV_GATEWAY_CONFIG)
     if document:
-        try:
-            config = msgspec.json.decode(document, type=GatewayConfig)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{names.ENV_GATEWAY_CONFIG}: {error}") from error
+        config = decode_config(GatewayConfig, names.ENV_GATEWAY_CONFIG, document)
         if config.tracing is not None and (problem := endpoint_problem(config.tracing.endpoint)) is not None:
             raise ConfigError(f"{names.ENV_GATEWAY_CONFIG}: tracing.endpoint: {problem}")
     elif static_workers and served_name:
@@ -94,6 +95,33 @@ def read_settings(
         lame_duck_seconds=lame_duck_seconds,
         access_log=access_log,
         prewarm=prewarm,
+    )
+
+
+def decode_config(kind: type[_Config], variable: str, document: str) -> _Config:
+    """The configuration of a process, as the operator writes it to a variable. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{variable}: {error}") from error
+
+
+def required_config(kind: type[_Config], variable: str, environment: Mapping[str, str], given: str | None) -> _Config:
+    """The same from `given`, or else from the environment. Raises ConfigError."""
+    document = given or environment.get(variable)
+    if not document:
+        raise ConfigError(f"Set {variable}, or give --config.")
+    return decode_config(kind, variable, document)
+
+
+def served_model(config: GatewayConfig, adapters: Container[str]) -> ServedModel:
+    """What requests are judged by. `adapters`: names of those that are served beside the model."""
+    return ServedModel(
+        name=config.served_name,
+        max_model_len=config.max_model_len,
+        adapters=adapters,
+        media_urls=bool(config.media_domains),
+        pools=config.task is ModelTask.POOLING,
     )
 
 

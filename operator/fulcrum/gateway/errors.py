@@ -11,6 +11,8 @@ from fulcrum.api.reasons import Reason
 
 _LONGEST_RETRY_SECONDS: Final = 3600.0
 """Longest `Retry-After`, in seconds: clients take a longer one for never."""
+_SHOWN: Final = 200
+"""Most characters of a model's name that are repeated."""
 _WHY_REJECTED: Final = {
     Reason.TTFT_UNREACHABLE: "The first token would come too late.",
     Reason.TPOT_UNREACHABLE: "The tokens would come too slowly.",
@@ -18,11 +20,13 @@ _WHY_REJECTED: Final = {
     Reason.QUEUE_FULL: "The queue is full.",
     Reason.CLASS_SHARE: "The room that is left is kept for other classes.",
     Reason.RATE_LIMITED: "The API key is over its rate limit.",
+    Reason.NOTHING_IDLE: "Nothing is idle for a batch request.",
     Reason.PREEMPTED: "The request made way for one of a higher class.",
 }
 
 STATUSES: Final = {
     Reason.NO_WORKER: HTTPStatus.SERVICE_UNAVAILABLE,
+    Reason.WAKING: HTTPStatus.SERVICE_UNAVAILABLE,
     Reason.OVERLOADED: HTTPStatus.SERVICE_UNAVAILABLE,
     Reason.SHUTTING_DOWN: HTTPStatus.SERVICE_UNAVAILABLE,
     **dict.fromkeys(_WHY_REJECTED, HTTPStatus.TOO_MANY_REQUESTS),
@@ -48,6 +52,7 @@ class RequestError(Exception):
         code: str | None = None,
         reason: Reason | None = None,
         retry_after_seconds: float | None = None,
+        retry: bool = True,
         allow: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -58,18 +63,24 @@ class RequestError(Exception):
         self.code = code
         """Name of the error for programs; `param` and `code` are None where there is none."""
         self.reason = reason
-        self.retry_after_seconds = retry_after_seconds
+        self.retry_after_seconds = (
+            None if retry_after_seconds is None else min(max(0.0, retry_after_seconds), _LONGEST_RETRY_SECONDS)
+        )
         """Written in whole seconds, rounded up, and in milliseconds beside it where it is not whole."""
+        self.retry = retry
+        """False: clients that would ask again by the status are told not to (`openai` and `anthropic` obey)."""
         self.allow = allow
 
     def headers(self) -> bytes:
         """Extra header lines, each ended by CRLF."""
         lines = b""
         if self.retry_after_seconds is not None:
-            seconds = min(max(self.retry_after_seconds, 0.0), _LONGEST_RETRY_SECONDS)
+            seconds = self.retry_after_seconds
             lines += b"retry-after: %d\r\n" % max(ceil(seconds), 1)
             if seconds % 1:
                 lines += b"retry-after-ms: %d\r\n" % ceil(seconds * 1000)
+        if not self.retry:
+            lines += b"x-should-retry: false\r\n"
         if self.reason is not None:
             lines += b"x-fulcrum-rejected: " + self.reason.encode() + b"\r\n"
         if self.status is HTTPStatus.UNAUTHORIZED:
@@ -93,9 +104,19 @@ def too_large(limit_bytes: int) -> RequestError:
 
 def model_not_found(model: str) -> RequestError:
     """404 for a model that this cluster does not serve."""
-    shown = model if len(model) <= 200 else model[:200] + "..."
+    shown = model if len(model) <= _SHOWN else model[:_SHOWN] + "..."
     return RequestError(
         HTTPStatus.NOT_FOUND, f"The model `{shown}` does not exist.", param="model", code="model_not_found"
+    )
+
+
+def other_task(path: str, makes: str, task: str) -> RequestError:
+    """404: the cluster's model `makes` something else; models of `task` are asked at `path`."""
+    return RequestError(
+        HTTPStatus.NOT_FOUND,
+        f"The model of this cluster makes {makes}, so `{path}` is not served here: "
+        f"ask a cluster whose spec.model.task is {task}.",
+        code="other_task",
     )
 
 
@@ -107,6 +128,42 @@ def no_worker(message: str) -> RequestError:
         code="no_worker",
         reason=Reason.NO_WORKER,
         retry_after_seconds=2,
+    )
+
+
+def waking(message: str) -> RequestError:
+    """503: workers start, and the request cannot wait for them here, or has waited for too long."""
+    return RequestError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"{message} Retry later.",
+        code=_CODES[Reason.WAKING],
+        reason=Reason.WAKING,
+        retry_after_seconds=10,
+    )
+
+
+def adapter_loading(adapter: str) -> RequestError:
+    """503: no worker that could take the request has loaded the adapter yet."""
+    return RequestError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"The adapter `{adapter[:_SHOWN]}` is not loaded on a ready worker yet. Retry later.",
+        param="model",
+        code="model_loading",
+        reason=Reason.NO_WORKER,
+        retry_after_seconds=5,
+    )
+
+
+def adapter_broken(adapter: str) -> RequestError:
+    """503 that is not worth asking again: every worker has failed to load the adapter, for a reason that stays."""
+    return RequestError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"The adapter `{adapter[:_SHOWN]}` cannot be loaded on any worker until its files or its entry in "
+        "spec.adapters are corrected: status.adapters of the InferenceCluster says what is wrong.",
+        param="model",
+        code="adapter_not_loaded",
+        reason=Reason.NO_WORKER,
+        retry=False,
     )
 
 

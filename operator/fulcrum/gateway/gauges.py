@@ -9,9 +9,10 @@ from prometheus_client.metrics_core import Metric
 
 from fulcrum.admission import Tally
 from fulcrum.api.names import Role
-from fulcrum.api.reasons import REJECTIONS
+from fulcrum.api.reasons import REJECTIONS, Reason
 from fulcrum.gateway.config import Settings
 from fulcrum.gateway.dispatch.admit import AdmissionControl
+from fulcrum.gateway.dispatch.hold import Hold
 from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
@@ -33,6 +34,10 @@ class Scraped(Protocol):
     response_budget: ResponseBudget
     gateways: int
     tracing: Tracing | None
+
+    @property
+    def hold(self) -> Hold:
+        """What waits for workers to start."""
 
     @property
     def watch_connected(self) -> bool:
@@ -81,6 +86,9 @@ def gauges(gateway: Scraped) -> Iterator[Metric]:
     yield gauge(
         "kv_pair_failures", "Canaries in a row that failed, of pairs that fail.", ("prefill", "decode"), failing
     )
+    yield gauge("held_requests", "Requests that wait while no worker runs.", (), [((), gateway.hold.held)])
+    held = [((outcome,), number) for outcome, number in gateway.hold.outcomes.items()]
+    yield counter("held", "Requests that found no worker, by what became of them.", ("outcome",), held)
     yield gauge("prewarms_pending", "Worker pairs still to try.", (), [((), gateway.prewarmer.pending)])
     yield gauge("watch_connected", "Whether the Pod watch is up.", (), [((), gateway.watch_connected)])
     if gateway.tracing is not None:
@@ -95,7 +103,7 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
     tallies = [
         ((name, reason.value), core.rejected.get((name, reason), none))
         for name in admission.classes.names
-        for reason in REJECTIONS
+        for reason in (*REJECTIONS, Reason.NOTHING_IDLE)
     ]
     labels = ("class", "reason")
     yield counter("rejected", "Requests turned away.", labels, [(key, tally.requests) for key, tally in tallies])
@@ -125,6 +133,26 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
         ("class",),
         [((name,), count) for name, count in zip(names, admission.unpredicted, strict=True)],
     )
+    yield counter(
+        "degraded",
+        "Requests whose answer may have fewer tokens than they ask for, as the cluster was saturated.",
+        ("class",),
+        [((name,), count) for name, count in zip(names, admission.degraded, strict=True)],
+    )
+    if (queue := admission.queue) is not None:
+        queued = zip(names, queue.waiting, strict=True)
+        yield gauge(
+            "queued", "Requests in the admission queue.", ("class",), [((name,), count) for name, count in queued]
+        )
+        yield counter(
+            "queue_outcomes",
+            "Requests that could not be let in at once, by what became of them.",
+            ("class", "outcome"),
+            queue.outcomes.items(),
+        )
+        yield admission.queue_wait_seconds.family(
+            "queue_wait_seconds", "Time in the admission queue, of the requests that waited in it."
+        )
     # Without a class: one batch serves all of them.
     margins = [(("tpot", ""), core.tpot_margin)]
     margins += ((("ttft", name), margin) for name, margin in zip(names, core.ttft_margins, strict=True))

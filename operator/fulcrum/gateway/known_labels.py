@@ -15,7 +15,6 @@ from fulcrum.api.names import Role
 from fulcrum.gateway.errors import STATUSES
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.inference_request import INFERENCE_PATHS, TOKENIZING_PATHS
 
 _LEGS: Final = ("prefill", "decode", "whole", "resume", "tokenize")
 _FAILURES: Final = tuple(failure.value for failure in Failure)
@@ -31,9 +30,9 @@ _LOAD_REPORTS: Final = ("answered", "unanswered", "unreadable")
 _PREFIX_BATCHES: Final = ("learned", "unreadable", "skipped", "told", "refused", "failed")
 
 
-def count_from_zero(metrics: Metrics, rest: str) -> None:
-    """Put 0 at all labels that can be known. `rest`: the class of requests that were not read."""
-    metrics.requests.update(dict.fromkeys(_requests(metrics.classes, rest), 0))
+def count_from_zero(metrics: Metrics, rest: str, routes: Iterable[str]) -> None:
+    """Put 0 at all labels that can be known. `rest`: the class of requests that were not read; `routes` are served."""
+    metrics.requests.update(dict.fromkeys(_requests(metrics.classes, rest, tuple(routes)), 0))
     metrics.legs.update(dict.fromkeys(_legs(), 0))
     metrics.role_changes.update(dict.fromkeys(permutations(_ROLES, 2), 0))
     for counter, labels in (
@@ -49,11 +48,11 @@ def count_from_zero(metrics: Metrics, rest: str) -> None:
         counter.update(dict.fromkeys(labels, 0))
 
 
-def _requests(class_names: Iterable[str], rest: str) -> Iterator[tuple[str, int, str, str]]:
+def _requests(class_names: Iterable[str], rest: str, routes: tuple[str, ...]) -> Iterator[tuple[str, int, str, str]]:
     """Route, code, reason and class: what is served, and every refusal."""
     refusals = [(status.value, reason.value) for reason, status in STATUSES.items()]
     for name in class_names:
-        for route in (*INFERENCE_PATHS, *TOKENIZING_PATHS):
+        for route in routes:
             for code, reason in ((HTTPStatus.OK.value, ""), *refusals):
                 yield route, code, reason, name
     for code, reason in refusals:

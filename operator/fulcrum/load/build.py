@@ -47,8 +47,10 @@ class Latencies:
 
     ttft_p50: float | None = None
     ttft_p90: float | None = None
+    ttft_p99: float | None = None
     tpot_p50: float | None = None
     tpot_p90: float | None = None
+    tpot_p99: float | None = None
 
 
 def build_traffic(
@@ -61,6 +63,7 @@ def build_traffic(
     prefix_hit: float | None = None,
     rejections: Mapping[Reason, float] | None = None,
     dispersion: float | None = None,
+    queued: float | None = None,
 ) -> Traffic:
     """Return what the sums amount to; ratios of nothing are None.
 
@@ -93,11 +96,14 @@ def build_traffic(
         attainment=window.inside / window.judged if window.judged > 0 else None,
         ttft_p50_seconds=latencies.ttft_p50,
         ttft_p90_seconds=latencies.ttft_p90,
+        ttft_p99_seconds=latencies.ttft_p99,
         tpot_p50_seconds=latencies.tpot_p50,
         tpot_p90_seconds=latencies.tpot_p90,
+        tpot_p99_seconds=latencies.tpot_p99,
         rejected=rejected,
         rejections=rejections or {},
         dispersion=dispersion,
+        queued=queued,
         classes=class_parts(window.classes),
     )
 

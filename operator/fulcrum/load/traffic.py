@@ -60,12 +60,16 @@ class Traffic:
     """Share of requests inside their SLO, 0 to 1 (turned away and failed ones are outside)."""
     ttft_p50_seconds: float | None = None
     ttft_p90_seconds: float | None = None
+    ttft_p99_seconds: float | None = None
     tpot_p50_seconds: float | None = None
     tpot_p90_seconds: float | None = None
+    tpot_p99_seconds: float | None = None
     rejected: float | None = None
     """Share of requests that were turned away, 0 to 1."""
     rejections: Mapping[Reason, float] = field(default_factory=dict)
     """The same by reason; without those of which there are none."""
+    queued: float | None = None
+    """Requests in the admission queues of all gateways, on average; None where there are none."""
     classes: tuple[ClassPart, ...] = ()
     """What came of each QoS class; empty: not known."""
 

@@ -8,7 +8,9 @@ costs there in seconds (`prefill.SCORERS`; of paths `scorers.PATH`), as `search`
 
 from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import Breaker, BreakerState
+from fulcrum.routing.deflection import harmed
 from fulcrum.routing.flight import Flight
+from fulcrum.routing.making_way import BatchInTheWay
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
 from fulcrum.routing.prefixes import BYTE_ENDS, prefix_keys, token_ends
@@ -23,6 +25,7 @@ from fulcrum.routing.worker import WorkerView
 __all__ = [
     "BYTE_ENDS",
     "AffinityMemory",
+    "BatchInTheWay",
     "Breaker",
     "BreakerState",
     "ClusterView",
@@ -37,6 +40,7 @@ __all__ = [
     "SentBatch",
     "WorkerView",
     "decode_elsewhere",
+    "harmed",
     "learn_batch",
     "prefill_left_seconds",
     "prefix_keys",

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fulcrum.routing.filters import Filter, by_decode, can_pull, holders, left, not_tried, pool_takes_it
+from fulcrum.routing.filters import Filter, can_pull, decode_order, has_adapter, holders, left, not_tried, pool_takes_it
 from fulcrum.routing.path import Prefill, Route
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
 from fulcrum.routing.tuning import TUNING
 
-FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, can_pull)
+FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, has_adapter, can_pull)
 """Filters of workers for the second of two legs."""
 
 
 def pick_decode(search: Search, prefill: Prefill, pools: Sequence[PoolGroup]) -> Route | None:
     """Return the path in two legs of the lowest cost (`scorers.PATH`) for a prefill."""
-    source = prefill.prefill
+    source, by_decode = prefill.prefill, decode_order(search)
     found: list[Route] = []
     for pool in pools:
         workers = left(FILTERS, search, pool, pool.workers, source)

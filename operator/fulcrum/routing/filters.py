@@ -19,10 +19,21 @@ from fulcrum.routing.search import Search
 from fulcrum.routing.worker import WorkerView
 
 Workers = Sequence[WorkerView]
+DecodeOrder = Callable[[WorkerView], tuple[float, ...]]
 Filter = Callable[[Search, PoolGroup, Workers, WorkerView | None], Workers]
 
-by_decode: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("decode_key")
-"""Key of the worker with the most capacity to decode: the lowest."""
+by_decode: Final[DecodeOrder] = attrgetter("decode_key")
+"""Key of the worker with the most capacity to decode: the lowest. Batch requests make way, so they do not count."""
+
+
+def by_idle_decode(worker: WorkerView) -> tuple[float, ...]:
+    """The same for a batch request, for which no other one makes way."""
+    return (worker.decode_load,)
+
+
+def decode_order(search: Search) -> DecodeOrder:
+    """Return the key of the decode worker that is the best for a request: the lowest."""
+    return by_idle_decode if search.batch else by_decode
 
 
 def pool_takes_it(search: Search, pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
@@ -34,6 +45,12 @@ def not_tried(search: Search, _pool: PoolGroup, workers: Workers, _source: Worke
     """The worker has not failed this request already."""
     tried = search.incoming.exclude
     return [worker for worker in workers if worker.worker not in tried] if tried else workers
+
+
+def has_adapter(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:
+    """It has loaded the adapter that the request asks for."""
+    adapter = search.incoming.adapter
+    return [worker for worker in workers if adapter in worker.adapters] if adapter else workers
 
 
 def can_send(search: Search, _pool: PoolGroup, workers: Workers, _source: WorkerView | None) -> Workers:

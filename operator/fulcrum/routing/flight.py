@@ -16,7 +16,7 @@ ENDED: Final = "ended"
 class Flight:
     """A started request. Made by `ClusterView.start`, moved on by its other methods; read-only for all others."""
 
-    def __init__(self, incoming: Incoming, route: Route, now_seconds: float) -> None:
+    def __init__(self, incoming: Incoming, route: Route, now_seconds: float, *, batch: bool = False) -> None:
         self.prefix = incoming.prefix
         self.route = route
         self.prefill: WorkerView = route.prefill
@@ -31,7 +31,10 @@ class Flight:
             ttft_seconds=incoming.waited_seconds + route.ttft_seconds,
             tight_tpot_seconds=incoming.tpot_seconds,
             started_at=now_seconds,
+            batch=batch,
         )
+        self.waited_seconds = incoming.waited_seconds
+        """Part of its TTFT promise that was gone when it was started."""
         self.step_limit_seconds = 0.0
         """Predicted decode step up to which admission let requests in when it was started."""
         self.busy_neighbours = 0

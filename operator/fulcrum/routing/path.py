@@ -39,6 +39,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Two legs cannot carry it: prefill and decode on one worker."""
     two_legs: bool = False
     """Prefill and decode on two workers, though one of them could do both sooner."""
+    adapter: str = ""
+    """LoRA adapter that it asks for; empty: the model itself."""
     exclude: frozenset[str] = frozenset()
     """Workers that already failed it."""
 

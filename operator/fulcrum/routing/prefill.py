@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from fulcrum.routing.filters import Filter, Workers, can_send, holders, left, not_tried, pool_takes_it
+from fulcrum.routing.filters import Filter, Workers, can_send, has_adapter, holders, left, not_tried, pool_takes_it
 from fulcrum.routing.path import Prefill
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.search import Search
@@ -19,7 +19,7 @@ from fulcrum.routing.worker import WorkerView
 by_prefill: Final[Callable[[WorkerView], tuple[float, ...]]] = attrgetter("prefill_key")
 PrefillScorer = Callable[[Search, Prefill, Sequence[PoolGroup]], float]
 
-FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, can_send)
+FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, has_adapter, can_send)
 """Filters of workers for the first of two legs."""
 
 

@@ -35,8 +35,10 @@ class PrefillQueue:
         self.memory_seconds = TUNING.memory_seconds
         """Memory of the rates at which work comes to it."""
         self.prefill_rate = 0.0
-        """Share of its time that prompts took, at `used_at`."""
+        """Share of its time that prompts took, at `used_at`; own batch prompts, which are let in after it, apart."""
         self.used_at = 0.0
+        self.batch_rate = self.batch_used_at = 0.0
+        """The same of own batch prompts."""
         self.answered_tokens = 0.0
         """Tokens that were to be computed of the own prompts that were answered since its last report."""
         self.computed_tokens: int | None = None
@@ -97,9 +99,26 @@ class PrefillQueue:
         in_order = self._in_order(self.legs)
         return [leg for leg in in_order if self.ranks[leg.qos] > rank and leg not in self.step_legs]
 
+    def batch_fits(self, new_tokens: float, seconds_per_token: float, most_seconds: float) -> bool:
+        """Report whether only batch prompts are here, which with one more of `new_tokens` are in one short step."""
+        if self.foreign_seconds or any(not leg.batch for leg in self.legs):
+            return False
+        self._begun_seconds()
+        tokens = new_tokens + self.new_tokens - self.step_tokens
+        return tokens <= self.chunk_tokens and self.prefill_a + tokens * seconds_per_token <= most_seconds
+
+    def begun_batch(self) -> list[RequestLoad]:
+        """Batch prompts that have begun and need more steps than the one under way."""
+        self._begun_seconds()
+        return [leg for leg in self.step_legs if leg.batch and leg.new_tokens > self.chunk_tokens]
+
     def prefill_share(self, now_seconds: float) -> float:
         """Share of its time that prompts took in the last seconds, whichever gateway sent them."""
         return max(self._faded_rate(now_seconds), 0.0)
+
+    def batch_share(self, now_seconds: float) -> float:
+        """Share of its time that own batch prompts took in the last seconds."""
+        return self.batch_rate * exp(-max(now_seconds - self.batch_used_at, 0.0) / self.memory_seconds)
 
     def lower_seconds(self, rank: int) -> float:
         """Prefill of legs of lower ranks."""
@@ -166,7 +185,11 @@ class PrefillQueue:
         self.rank_seconds[self.ranks[load.qos]] += load.work_seconds
         self.queued_tokens += load.prompt_tokens
         self.new_tokens += load.new_tokens
-        self._takes(load.work_seconds, now_seconds)
+        if load.batch:
+            self.batch_rate = self.batch_share(now_seconds) + load.work_seconds / self.memory_seconds
+            self.batch_used_at = now_seconds
+        else:
+            self._takes(load.work_seconds, now_seconds)
 
     def begin_by(self, now_seconds: float) -> None:
         """Its next step begins now, if it was to begin later."""

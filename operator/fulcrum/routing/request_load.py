@@ -18,8 +18,11 @@ class RequestLoad:
         ttft_seconds: float,
         tight_tpot_seconds: float,
         started_at: float,
+        batch: bool = False,
     ) -> None:
         self.qos = qos
+        self.batch = batch
+        """It is promised nothing, and makes way for requests that are."""
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.cached_tokens = cached_tokens

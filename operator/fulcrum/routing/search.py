@@ -19,6 +19,8 @@ class Search:
         self.view = view
         self.now_seconds = now_seconds
         self.rank = view.ranks[incoming.qos]
+        self.batch = view.batch_classes[incoming.qos]
+        """It gets only what is idle."""
         self.ttft_seconds = max(min(view.ttft_seconds, incoming.ttft_seconds) - incoming.waited_seconds, 0.0)
         """What is left of the TTFT promise."""
         self.tpot_seconds = min(view.tpot_seconds, incoming.tpot_seconds)

@@ -43,11 +43,12 @@ class Transfers:
         return found
 
     def _unlearnt(self, pair: PoolPair) -> TransferCost:
-        """Return the cost on other nodes, where only that is known: it is no less."""
+        """Return the cost on other nodes, or of the way back, where only that is known: it is the same network."""
         source, target, near = pair
-        far = self.learnt.get((source, target, False)) if near else None
-        if far is not None:
-            return far.cost
+        for known in ((source, target, False), (target, source, near), (target, source, False)):
+            found = self.learnt.get(known)
+            if found is not None:
+                return found.cost
         priors = self._priors
         return priors.get(source, UNKNOWN_TRANSFER).slower(priors.get(target, UNKNOWN_TRANSFER))
 
@@ -106,9 +107,7 @@ class Transfers:
         if found is None:
             found = self.learnt[pair] = LearntTransfer(self._unlearnt(pair))
         found.learn(tokens=tokens, seconds=max(seconds, 0.0), now_seconds=now_seconds)
-        self._costs[pair] = found.cost
-        if (near := (source.pool, target.pool, True)) not in self.learnt:
-            self._costs.pop(near, None)
+        self._costs = {each: found.cost for each, found in self.learnt.items()}
 
     def report(self) -> tuple[LearntRate, ...]:
         """Return what was learnt, for the operator."""

@@ -84,6 +84,11 @@ class RoutingTuning:
         return self.estimate_share
 
     @property
+    def idle_share(self) -> float:
+        """Share of a decode worker up to which batch requests fill it: the rest is for online ones that come next."""
+        return self.estimate_share
+
+    @property
     def unslowed_share(self) -> float:
         """Predicted over actual latency from which busy neighbours are not felt."""
         return self.estimate_share

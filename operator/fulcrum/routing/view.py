@@ -52,6 +52,7 @@ class ClusterView:
         *,
         class_names: Sequence[str] = ("default",),
         ranks: Sequence[int] = (),
+        batch: Sequence[bool] = (),
         ttft_seconds: float = DEFAULT_TTFT_SECONDS,
         tpot_seconds: float = DEFAULT_TPOT_SECONDS,
         affinity: AffinityMemory | None = None,
@@ -60,6 +61,10 @@ class ClusterView:
         self.class_names = tuple(class_names)
         self.ranks = tuple(ranks) or (0,) * len(self.class_names)
         """By class: in which order engines prefill what waits; 0 comes first. Default: first come, first served."""
+        self.batch_classes = tuple(batch) or (False,) * len(self.class_names)
+        """By class: whether it gets only what is idle, and makes way."""
+        self.batch: dict[Flight, None] = {}
+        """What is under way of these, in the order of its start."""
         # Not `or`: a memory that is empty is false.
         self.affinity = AffinityMemory() if affinity is None else affinity
         self.units_per_token = units_per_token
@@ -125,8 +130,10 @@ class ClusterView:
     def start(self, incoming: Incoming, route: Route, now_seconds: float) -> Flight:
         """The request is sent on its way."""
         self.pass_time(now_seconds)
-        flight = Flight(incoming, route, now_seconds)
+        flight = Flight(incoming, route, now_seconds, batch=self.batch_classes[incoming.qos])
         load = flight.load
+        if load.batch:
+            self.batch[flight] = None
         self.transfers.forget(now_seconds)
         prefill, decode = flight.prefill, flight.decode
         tokens = incoming.prompt_tokens, incoming.output_tokens
@@ -149,7 +156,8 @@ class ClusterView:
         rate = 1 / min(self._started, TUNING.recent_requests)
         self.mean_prompt_tokens += rate * (incoming.prompt_tokens - self.mean_prompt_tokens)
         self.mean_prompt_square += rate * (incoming.prompt_tokens**2 - self.mean_prompt_square)
-        self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
+        if not load.batch:
+            self.usual_ttft_seconds += rate * (min(route.ttft_seconds, self.ttft_seconds) - self.usual_ttft_seconds)
         self.workers.taken(flight, now_seconds)
         if flight.prefix:
             computed = (incoming.prompt_tokens - route.cached_tokens) * incoming.units_per_token
@@ -237,6 +245,8 @@ class ClusterView:
             decode.leave(flight.load, now_seconds)
             del self.decoding[flight]
         flight.phase = ENDED
+        if flight.load.batch:
+            del self.batch[flight]
         if flight.pulled_tokens:
             self.transfers.drop(flight)
         decode.release(flight.load)

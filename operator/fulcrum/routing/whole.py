@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fulcrum.routing.filters import Filter, by_decode, holders, left, not_tried, pool_takes_it
+from fulcrum.routing.filters import Filter, decode_order, has_adapter, holders, left, not_tried, pool_takes_it
 from fulcrum.routing.path import Route
 from fulcrum.routing.pools import PoolGroup
 from fulcrum.routing.prefill import pick_prefill
@@ -13,7 +13,7 @@ from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
 from fulcrum.routing.worker import WorkerView
 
-FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried)
+FILTERS: Final[tuple[Filter, ...]] = (pool_takes_it, not_tried, has_adapter)
 """Filters of workers that are to serve the whole request."""
 
 
@@ -38,7 +38,7 @@ def emptiest_of(search: Search, pools: Sequence[PoolGroup]) -> WorkerView | None
     found: list[WorkerView] = []
     for pool in pools:
         found.extend(left(FILTERS, search, pool, pool.workers))
-    return min(found, key=by_decode) if found else None
+    return min(found, key=decode_order(search)) if found else None
 
 
 def emptiest_holder(search: Search, pools: Sequence[PoolGroup]) -> WorkerView | None:
@@ -46,4 +46,4 @@ def emptiest_holder(search: Search, pools: Sequence[PoolGroup]) -> WorkerView | 
     found: list[WorkerView] = []
     for pool in pools:
         found.extend(holders(FILTERS, search, pool))
-    return min(found, key=by_decode) if found else None
+    return min(found, key=decode_order(search)) if found else None

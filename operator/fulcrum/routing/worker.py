@@ -10,6 +10,7 @@ worker what happens.
 from __future__ import annotations
 
 from math import exp, inf
+from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.decode_curve import decode_line
@@ -22,6 +23,8 @@ from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.usual_prompt import UsualPrompt
+
+_NO_ADAPTERS: Final[frozenset[str]] = frozenset()
 
 
 class WorkerView:
@@ -66,6 +69,8 @@ class WorkerView:
         self.incarnation = incarnation
         self.tiers: Tiers | None = None
         """What it has below its KV cache; None: nothing, or it is not known."""
+        self.adapters = self.broken_adapters = _NO_ADAPTERS
+        """LoRA adapters that it has loaded, and those that it cannot load until someone changes something."""
         self.health = health
         self.step_before = self.step_began = -inf
         """When the last prefill step began, and the one under way, as `timing` sees them."""
@@ -81,7 +86,7 @@ class WorkerView:
         self.pending = 0
         """Requests that will decode here and are still in prefill."""
         self.pending_context = self.pending_output = 0.0
-        self.decode_share = 0.0
+        self.decode_share = self.batch_share = 0.0
         self.join_rate = self.joined_at = 0.0
         """Requests that join its batch in a second, as of a time."""
         self.tie_break = 0
@@ -240,6 +245,8 @@ class WorkerView:
         self.pending_context += load.prompt_tokens
         self.pending_output += load.output_tokens
         self.decode_share += load.share
+        if load.batch:
+            self.batch_share += load.share
         tight = load.tight_tpot_seconds
         if tight < inf:
             self.tights[tight] = self.tights.get(tight, 0) + 1
@@ -282,6 +289,8 @@ class WorkerView:
         """The room that was promised to a request is free again."""
         busy = self.running or self.pending
         self.decode_share = self.decode_share - load.share if busy else 0.0
+        if load.batch:
+            self.batch_share = self.batch_share - load.share if busy else 0.0
         tight = load.tight_tpot_seconds
         if tight < inf:
             self.tights[tight] -= 1
@@ -289,6 +298,30 @@ class WorkerView:
                 del self.tights[tight]
                 self.tight_tpot_seconds = min(self.tights, default=inf)
         self.set_keys()
+
+    def decoding(self) -> tuple[int, float, float, float, int, float, float]:
+        """What decodes here and what will, as `set_aside` changes it and `put_back` restores it."""
+        return (
+            self.running, self.prompt_tokens, self.joined_steps, self.expected_tokens, self.pending,
+            self.pending_context, self.pending_output,
+        )  # fmt: skip
+
+    def set_aside(self, load: RequestLoad, *, joined: bool) -> None:
+        """Predict without a request that decodes here (`joined`), or will after its prefill."""
+        if not joined:
+            self.unpromise(load)
+            return
+        self.running -= 1
+        self.prompt_tokens -= load.prompt_tokens
+        self.joined_steps -= load.joined_steps
+        self.expected_tokens -= load.output_tokens
+
+    def put_back(self, decoding: tuple[int, float, float, float, int, float, float]) -> None:
+        """End what `set_aside` began."""
+        (
+            self.running, self.prompt_tokens, self.joined_steps, self.expected_tokens, self.pending,
+            self.pending_context, self.pending_output,
+        ) = decoding  # fmt: skip
 
     def advance(self, now_seconds: float) -> None:
         """Time went by: every running request has made a token for each step."""
@@ -328,5 +361,5 @@ class WorkerView:
             self.prefill_key = (2.0, self.prompts.anchor + self.prefill_a + total)
         else:
             self.prefill_key = (1.0 if self.running else 0.0, float(len(self.prompts.legs)), tie_break)
-        # Sums that come and go leave a rest behind, which is not to break a tie.
-        self.decode_key = (round(self.decode_load, 6), tie_break)
+        # Sums that come and go leave a rest behind, which is not to break a tie. Batch requests make way.
+        self.decode_key = (round(self.decode_load - self.batch_share, 6), tie_break)

@@ -47,9 +47,9 @@ class WorkerSet:
         """Pairs that cannot move KV."""
         self.unpaired: frozenset[str] = frozenset()
         """Prefill workers from which no decode worker of their revision can pull KV."""
-        self.prefill_count = 1
-        self.decode_count = 1
-        """Workers that do this kind of work, at least 1."""
+        self.prefilling: frozenset[str] = frozenset()
+        self.decoding: frozenset[str] = frozenset()
+        """Names of those that do this kind of work; the same object until that changes."""
         self._pools = Pools(class_names)
         self._trials = False
         """Some breaker is half open: the next request on its worker is the trial."""
@@ -66,6 +66,16 @@ class WorkerSet:
     def idle(self) -> bool:
         """Nothing is on any worker, as far as is known."""
         return all(worker.idle for worker in self.by_name.values())
+
+    @property
+    def prefill_count(self) -> int:
+        """Workers that prefill, at least 1."""
+        return max(len(self.prefilling), 1)
+
+    @property
+    def decode_count(self) -> int:
+        """Workers that decode, at least 1."""
+        return max(len(self.decoding), 1)
 
     @property
     def every_revision(self) -> tuple[RevisionGroup, ...]:
@@ -200,6 +210,16 @@ class WorkerSet:
         else:
             self._affinity.leave(POOL)
 
+    def set_adapters(self, name: str, adapters: frozenset[str], broken: frozenset[str] = frozenset()) -> None:
+        """LoRA adapters that a worker has loaded, and those that it cannot load."""
+        for view in self.of_worker.get(name, ()):
+            view.adapters, view.broken_adapters = adapters, broken
+
+    def none_can_load(self, adapter: str) -> bool:
+        """Whether every worker has tried to load a LoRA adapter, in vain, and will fail again; without any: no."""
+        workers = self.by_name.values()
+        return bool(workers) and all(adapter in worker.broken_adapters for worker in workers)
+
     def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
         admits = self._pools.admits
@@ -227,9 +247,10 @@ class WorkerSet:
         """A request was served; outliers are found by a sample of all. Leave out what is not known."""
         found = flight.route
         if ttft_seconds is not None:
-            # A step more or less makes no outlier.
+            # Its wait at the gateway was not the worker's, and a step more or less makes no outlier.
+            own_seconds = max(ttft_seconds - flight.waited_seconds, 0.0)
             step_seconds = flight.prefill.least_step
-            flight.prefill.health.record.learn(ttft_seconds + step_seconds, found.ttft_seconds + step_seconds)
+            flight.prefill.health.record.learn(own_seconds + step_seconds, found.ttft_seconds + step_seconds)
         if tpot_seconds is not None:
             flight.decode.health.record.learn(tpot_seconds, found.tpot_seconds)
 
@@ -300,10 +321,12 @@ class WorkerSet:
         self._by_node = {
             node: there for node, there in by_node.items() if any(view.worker != there[0].worker for view in there)
         }
-        roles = [worker.role for worker in workers]
-        mixed = roles.count(Role.MIXED)
-        self.prefill_count = max(roles.count(Role.PREFILL) + mixed, 1)
-        self.decode_count = max(roles.count(Role.DECODE) + mixed, 1)
+        prefilling = frozenset(worker.name for worker in workers if worker.role in (Role.PREFILL, Role.MIXED))
+        decoding = frozenset(worker.name for worker in workers if worker.role in (Role.DECODE, Role.MIXED))
+        if prefilling != self.prefilling:
+            self.prefilling = prefilling
+        if decoding != self.decoding:
+            self.decoding = decoding
 
     def _unpaired(self) -> Iterator[str]:
         for revision in self.every_revision:

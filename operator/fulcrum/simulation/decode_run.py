@@ -41,6 +41,7 @@ class DecodeRun:
     def leave(self, request: SimulatedRequest) -> None:
         """Decode no longer; `context` and `left` become what they are now, and the blocks are given back."""
         taken = self.step - request.joined_step
+        request.joined_step = -1
         request.context += taken
         request.left -= taken
         self.batch -= 1

@@ -20,7 +20,7 @@ from fulcrum.simulation.shared_machine import SharedMachine
 from fulcrum.simulation.simulated_request import requests_of
 from fulcrum.simulation.speed import StepTimes
 from fulcrum.simulation.steps import WorkerSteps
-from fulcrum.simulation.timeline import Timeline
+from fulcrum.simulation.timeline import Alarm, Timeline
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import SimulatedWorker
 from fulcrum.simulation.workload import Workload
@@ -45,16 +45,6 @@ def simulate(
     """
     simulation = Simulation(workload, cluster, policy, slo=slo, kills=kills, tail_seconds=tail_seconds)
     return simulation.run(on_progress)
-
-
-class _Alarm:
-    """Calls a method of the simulation."""
-
-    __slots__ = ("event", "fire")
-
-    def __init__(self, fire: Callable[[float], None]) -> None:
-        self.event = -1
-        self.fire = fire
 
 
 class Simulation:
@@ -94,8 +84,8 @@ class Simulation:
         )
         gateway = self._journeys.gateway
         self._ranks = gateway.ranks(workload.classes) if gateway is not None else None
-        self._tick_alarm = _Alarm(self._tick)
-        self._poll_alarm = _Alarm(self._poll)
+        self._tick_alarm = Alarm(self._tick)
+        self._poll_alarm = Alarm(self._poll)
         tiers = cluster.kv_tiers
         self._pool = Blocks(tiers.pool_tokens) if tiers is not None else None
         self._engines: list[SimulatedWorker] = []
@@ -105,7 +95,7 @@ class Simulation:
         """Run to the end, and tell `on_progress` how many requests have arrived."""
         self._fleet.begin(self._policy.initial(self._cluster))
         for kill in self._kills:
-            self._timeline.plan(kill.at_seconds, _Alarm(partial(self._fleet.kill, kill.worker)))
+            self._timeline.plan(kill.at_seconds, Alarm(partial(self._fleet.kill, kill.worker)))
         self._tick(0.0)
         if self._journeys.gateway is not None and self._journeys.gateway.several:
             self._poll(0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from fulcrum.api.reasons import Reason
@@ -52,9 +52,20 @@ class Gateways:
         """Return in which order engines serve requests of each of these classes; None when all of them are alike."""
         return self._gateways[0].ranks(names)
 
-    def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason:
-        """Decide about a request, and take it for started."""
+    def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason | None:
+        """Decide about a request, and take it for started; None: it waits."""
         return self._of(request).choose(request, now)
+
+    def settle(self, now: float) -> Iterator[tuple[SimulatedRequest, Chosen | Reason]]:
+        """Yield the requests that wait no longer, let in or refused."""
+        for gateway in self._gateways:
+            yield from gateway.settle(now)
+
+    @property
+    def pass_seconds(self) -> float | None:
+        """How long until `settle` is due; None: no request waits."""
+        queues = [gateway.queue for gateway in self._gateways if gateway.queue]
+        return queues[0].pass_seconds if queues else None
 
     def prefilled(self, request: SimulatedRequest, now: float) -> None:
         """The prefill leg was answered, or the first token of a whole request came."""

@@ -14,7 +14,7 @@ from fulcrum.simulation.outcome import Ledger, Outcome
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.simulated_gateway import Chosen
 from fulcrum.simulation.simulated_request import Leg, RequestWorker, SimulatedRequest
-from fulcrum.simulation.timeline import Timeline
+from fulcrum.simulation.timeline import Alarm, Timeline
 from fulcrum.simulation.transfers import Transfers
 from fulcrum.simulation.view import View
 from fulcrum.simulation.worker import SimulatedWorker
@@ -42,12 +42,15 @@ class Journeys:
         self._first_by_prefill = cluster.first_token is FirstToken.PREFILL
         self._max_attempts = cluster.max_attempts
         self.gateway = gateway
-        self.live: dict[int, SimulatedRequest] = {}
+        self._queue_alarm = Alarm(self._settle)
+        self.live = view.live
         """Requests that have arrived and not ended, by index."""
 
     def arrive(self, request: SimulatedRequest, now: float) -> None:
         """Let a request in, or turn it away."""
         self.live[request.index] = request
+        if self._queue_alarm.set:
+            self._settle(now)
         reason = self._policy.admit(request, self._view)
         if reason is not None:
             self._reject(request, reason, now)
@@ -63,7 +66,26 @@ class Journeys:
         chosen = gateway.choose(request, now)
         if request.attempts == 1:
             self._ledger.expect(request.index, request.expected)
-        self._go(request, chosen, now)
+        if chosen is None:
+            self._wait_on(now)
+        else:
+            self._go(request, chosen, now)
+
+    def _settle(self, now: float) -> None:
+        """Let in, or turn away, what waits at the gateways."""
+        assert self.gateway is not None
+        for request, chosen in self.gateway.settle(now):
+            self._go(request, chosen, now)
+        self._queue_alarm.set = False
+        self._wait_on(now)
+
+    def _wait_on(self, now: float) -> None:
+        """Look at the queues again in a while."""
+        assert self.gateway is not None
+        pass_seconds = self.gateway.pass_seconds
+        if pass_seconds is not None and not self._queue_alarm.set:
+            self._queue_alarm.set = True
+            self._timeline.plan(now + pass_seconds, self._queue_alarm)
 
     def _go(self, request: SimulatedRequest, chosen: Chosen | Reason, now: float) -> None:
         if isinstance(chosen, Reason):
@@ -88,12 +110,15 @@ class Journeys:
         self._hop(request, now)
 
     def _abort(self, request: SimulatedRequest, now: float) -> None:
-        """Turn away a request that waits for its prefill, for one of a higher class."""
+        """Turn away a request that waits for its prefill, or a batch request, for one of a higher class."""
         worker = request.prefill or request.decode
         assert worker is not None
         assert request.decode is not None
         request.event = -1
-        worker.cancel(request)
+        worker.cancel(request, now)
+        if request.held_by is not None:
+            request.loading = False
+            request.held_by.release(request, now)
         if request.prefill is not None:
             request.prefill.prefill_legs -= 1
         request.decode.decode_legs -= 1
@@ -144,7 +169,7 @@ class Journeys:
 
     def first_token(self, request: SimulatedRequest, at: float) -> None:
         """A whole request has been prefilled, or one that was pulled has its first token."""
-        if self.gateway is None:
+        if self.gateway is None or request.index not in self.live:
             return
         if request.leg is Leg.WHOLE:
             self.gateway.prefilled(request, at)
@@ -181,6 +206,8 @@ class Journeys:
 
     def finished(self, request: SimulatedRequest, worker: RequestWorker, now: float) -> None:
         """The last token of a request is out."""
+        if request.index not in self.live:
+            return  # it made way in its last step
         worker.decode_legs -= 1
         self._close(request, Outcome.SERVED, now)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
 from fulcrum.balance import Action
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
@@ -42,6 +42,8 @@ class Policy(ABC):
     """Of the gateway that `make_gateway` returns by default."""
     classes: Sequence[QosClass] = ()
     """Of that gateway's requests."""
+    queue: AdmissionQueue | None = None
+    """Where they wait before they are refused."""
     watches_pods: bool = False
     """A Pod that comes, goes or changes calls for a tick at once."""
 
@@ -58,6 +60,7 @@ class Policy(ABC):
             policy=self.admission,
             classes=self.classes,
             gateways=cluster.gateways,
+            queue=self.queue,
         )
 
     def on_tick(self, view: View) -> TickResult:

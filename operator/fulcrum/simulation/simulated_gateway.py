@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from fulcrum.admission import Admission, Preempt, Reject
+from fulcrum.admission import ANYONE, Admission, Admit, Preempt, Reject, RequestQueue, Waiting, begin_with, capped
+from fulcrum.api.admission_state import AdmissionState
+from fulcrum.api.durations import seconds
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
-from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
@@ -32,7 +34,7 @@ class Chosen:
     prefill: SimulatedWorker
     decode: SimulatedWorker
     victims: Sequence[SimulatedRequest] = ()
-    """Requests of lower classes that still wait for their prefill, to be turned away for it."""
+    """Requests that make way for it: of lower classes those that wait for their prefill, and batch requests."""
 
 
 class SimulatedGateway:
@@ -49,6 +51,8 @@ class SimulatedGateway:
         gateways: int = 1,
         admits: Mapping[str, PoolAdmits | None] | None = None,
         transfers: Mapping[str, TransferCost] | None = None,
+        queue: AdmissionQueue | None = None,
+        learnt: AdmissionState | None = None,
     ) -> None:
         """`speeds` by pool are what agents report; a pool without one is unknown to the router. Of KV transfers they
         say nothing: `transfers` by pool is what gateways believe of them, until they have seen some.
@@ -57,7 +61,10 @@ class SimulatedGateway:
 
         `admits` of every pool of the spec; None: every pool takes every request.
 
-        `two_legs`: no request is ever served by one worker alone.
+        `two_legs`: no request is ever served by one worker alone. `queue`: where requests wait before they are refused.
+
+        `learnt`: what its admission begins from, as the ring of a real gateway has it; None: nothing. Its workers are
+        known by the names of Pods.
         """
         self._two_legs = two_legs
         self.admission = Admission(
@@ -68,6 +75,8 @@ class SimulatedGateway:
             attainment=slo.attainment,
             gateways=gateways,
         )
+        if learnt is not None:
+            begin_with(self.admission, learnt, 0.0)
         memory = AffinityMemory(_AFFINITY_KEYS, token_ends(PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS))
         self.view = self.admission.new_view(memory, units_per_token=1.0)
         if admits is not None:
@@ -82,6 +91,12 @@ class SimulatedGateway:
         """By worker."""
         self._requests: dict[Flight, SimulatedRequest] = {}
         self._flights: dict[int, Flight] = {}
+        self.queue: RequestQueue | None = None
+        if queue is not None:
+            self.queue = RequestQueue(
+                self.admission, max_wait_seconds=seconds(queue.max_wait), max_requests=queue.max_requests
+            )
+        self._waiting: dict[Waiting, SimulatedRequest] = {}
 
     def changed(self, pod: Pod) -> None:
         """What the watch of Pods reports: a worker came, went, or has another role."""
@@ -111,8 +126,8 @@ class SimulatedGateway:
         index = table.index(name) if name is not None else None
         return index if index is not None else table.rest
 
-    def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason:
-        """Decide about a request, and take it for started.
+    def choose(self, request: SimulatedRequest, now: float) -> Chosen | Reason | None:
+        """Decide about a request, and take it for started; None: it waits, and `settle` yields it later.
 
         A request that was tried before has been admitted already; it is routed around the workers that lost it.
         """
@@ -129,9 +144,27 @@ class SimulatedGateway:
             incoming = msgspec.structs.replace(incoming, exclude=frozenset(request.tried))
             found = route(incoming, self.view, now)
             return self._start(request, incoming, found, (), now) if isinstance(found, Route) else _unserved(found)
-        decided = self.admission.decide(incoming, self.view, now)
+        decided = self.admission.consider(incoming, self.view, now)
+        if self.queue is not None and (waiting := self.queue.arrive(incoming, ANYONE, decided, now)) is not None:
+            self._waiting[waiting] = request
+            return None
+        return self._chosen(request, incoming, decided, now)
+
+    def settle(self, now: float) -> Iterator[tuple[SimulatedRequest, Chosen | Reason]]:
+        """Yield the requests that wait no longer, let in or refused."""
+        if self.queue is not None:
+            for waiting, decided in self.queue.settle(self.view, now):
+                request = self._waiting.pop(waiting)
+                yield request, self._chosen(request, waiting.at(now), decided, now)
+
+    def _chosen(
+        self, request: SimulatedRequest, incoming: Incoming, decided: Admit | Preempt | Reject, now: float
+    ) -> Chosen | Reason:
         if isinstance(decided, Reject):
+            self.admission.refuse(incoming, decided)
             return decided.reason
+        if decided.output_cap is not None:
+            incoming = capped(incoming, decided.output_cap)
         victims = decided.victims if isinstance(decided, Preempt) else ()
         return self._start(request, incoming, decided.route, victims, now)
 

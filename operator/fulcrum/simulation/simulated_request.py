@@ -47,11 +47,14 @@ class RequestWorker(Protocol):
     def context_tokens(self) -> int:
         """Sum of their contexts."""
 
+    def steps_until(self, now: float) -> int:
+        """Decode steps that it has taken."""
+
     def submit(self, request: SimulatedRequest, now: float) -> None:
         """Take a request's leg."""
 
-    def cancel(self, request: SimulatedRequest) -> None:
-        """Drop a request that has not been prefilled."""
+    def cancel(self, request: SimulatedRequest, now: float) -> None:
+        """Drop a request that was sent here."""
 
     def loaded(self, request: SimulatedRequest, now: float) -> None:
         """The KV of a request has arrived."""
@@ -157,7 +160,8 @@ class SimulatedRequest:
         """Tokens up to which it may be computed until the rest of its prefix is loaded; None: all of them."""
         self.restoring = 0
         """Tokens that are being loaded behind `limit`."""
-        self.joined_step = 0
+        self.joined_step = -1
+        """Below 0 while it does not decode."""
         self.started_seconds = 0.0
         self.prefill_seconds = 0.0
         """From its first chunk to the end of its last."""
@@ -166,6 +170,13 @@ class SimulatedRequest:
         self.held_pins = 0
         self.lease_until = 0.0
         self.loading = False
+
+    def made_tokens(self, now: float) -> int:
+        """Tokens of the answer so far, of one that has begun."""
+        made = self.output - self.left
+        if self.joined_step >= 0 and self.decode is not None:
+            made += self.decode.steps_until(now) - self.joined_step
+        return max(made, 1)
 
     def fire(self, now: float) -> None:
         """Its own event is due."""

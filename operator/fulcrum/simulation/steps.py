@@ -64,6 +64,17 @@ class WorkerSteps:
         """Whether they take longer while other workers compute, so that it is not known beforehand when they end."""
         return self._machine is not None
 
+    def over(self, now: float) -> int:
+        """Return how many steps of the run under way are over."""
+        if self._steps <= 1 or self._run is None:
+            return 0
+        elapsed_seconds = self._elapsed_seconds(now)
+        steps, seconds = self._run.boundary(elapsed_seconds)
+        return min(steps if seconds <= elapsed_seconds else steps - 1, self._steps)
+
+    def _elapsed_seconds(self, now: float) -> float:
+        return now - self._clock if self._machine is None else self._machine.clock(now) - self._began
+
     def wake(self, now: float) -> None:
         """Something changed: look at it at the next step boundary, which is now if there is no step under way."""
         if self._steps < 0:
@@ -74,9 +85,7 @@ class WorkerSteps:
         elif not self._cut:
             self._cut = True
             assert self._run is not None
-            machine = self._machine
-            elapsed_seconds = now - self._clock if machine is None else machine.clock(now) - self._began
-            steps, seconds = self._run.boundary(elapsed_seconds)
+            steps, seconds = self._run.boundary(self._elapsed_seconds(now))
             if steps < self._steps:
                 self._steps = steps
                 self._plan(seconds, now)

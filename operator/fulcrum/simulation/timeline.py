@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappush
 from typing import Protocol
 
@@ -13,6 +14,18 @@ class Target(Protocol):
     """Number of the event that counts; others in the queue are out of date."""
 
     def fire(self, now: float) -> None: ...
+
+
+class Alarm:
+    """Calls a function."""
+
+    __slots__ = ("event", "fire", "set")
+
+    def __init__(self, fire: Callable[[float], None]) -> None:
+        self.event = -1
+        self.fire = fire
+        self.set = False
+        """For its owner: whether it is to fire."""
 
 
 class Timeline:

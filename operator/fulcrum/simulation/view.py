@@ -19,6 +19,8 @@ from fulcrum.load.tuning import TUNING
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.outcome import Ledger, Outcome
+from fulcrum.simulation.seen import Seen, seen
+from fulcrum.simulation.simulated_request import SimulatedRequest
 from fulcrum.simulation.worker import SimulatedWorker
 from fulcrum.simulation.workload import Workload
 
@@ -39,6 +41,8 @@ class View:
         self.now = 0.0
         self.arrived = 0
         """Requests so far."""
+        self.live: dict[int, SimulatedRequest] = {}
+        """Requests that came and have not ended, by their number."""
         self.workers: list[SimulatedWorker] = fleet.workers
         """What gateways choose from."""
 
@@ -50,6 +54,12 @@ class View:
     def pods(self) -> tuple[Pod, ...]:
         """Every Pod."""
         return tuple(self._fleet.pods.values())
+
+    def seen(self, since_seconds: float) -> Seen:
+        """What came since then, as gateways know it."""
+        first = int(np.searchsorted(self._workload.arrival_seconds[: self.arrived], since_seconds))
+        index = np.arange(first, self.arrived)
+        return seen(index, self.now, load=self._workload, ledger=self._ledger, live=self.live, slo=self.slo)
 
     def traffic(self, window_seconds: float) -> Traffic:
         """What arrived and ended over the last `window_seconds`, as telemetry reports it."""
@@ -89,8 +99,10 @@ class View:
             Latencies(
                 ttft_p50=_quantile(ttft, 0.5),
                 ttft_p90=_quantile(ttft, 0.9),
+                ttft_p99=_quantile(ttft, 0.99),
                 tpot_p50=_quantile(measured, 0.5),
                 tpot_p90=_quantile(measured, 0.9),
+                tpot_p99=_quantile(measured, 0.99),
             ),
             ended=float(len(served)),
             prefix_hit=max(0.0, 1 - computed / prefilled) if prefilled else None,

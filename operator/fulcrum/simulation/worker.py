@@ -87,6 +87,7 @@ class SimulatedWorker:
         self._running: dict[int, SimulatedRequest] = {}  # in the order of their admission
         self._prefill = PrefillRun()
         self._ready = _queue(ranks)  # pulled, not in the batch yet
+        self._leaving: list[SimulatedRequest] = []  # aborted while they decode: they are gone with the step under way
         self._ranks = ranks
 
     @property
@@ -103,6 +104,10 @@ class SimulatedWorker:
     def context_tokens(self) -> int:
         """Sum of their contexts at the start of the run under way."""
         return self.decode_run.context_tokens
+
+    def steps_until(self, now: float) -> int:
+        """Decode steps that it has taken, those of the run under way that are over included."""
+        return self.decode_run.step + self._steps.over(now)
 
     @property
     def kv_usage(self) -> float:
@@ -149,10 +154,16 @@ class SimulatedWorker:
         """The KV of a waiting request is gone before it was pulled: it will be computed here."""
         self.queued_tokens += request.context
 
-    def cancel(self, request: SimulatedRequest) -> None:
-        """Drop a request that has not been prefilled; a chunk of it that is being computed is computed in vain."""
-        if request.index in self._running:
-            self._prefill.drop(request)
+    def cancel(self, request: SimulatedRequest, now: float) -> None:
+        """Drop a request that was sent here; what is being computed of it is computed in vain."""
+        if request.held_by is not None or request in self._ready:
+            self._cancel_pulled(request)
+            self.wake(now)
+        elif request.index in self._running:
+            if not self._prefill.drop(request):
+                self._leaving.append(request)
+                self.wake(now)
+                return
             del self._running[request.index]
             self._kv.give_back(request, self._kv.blocks_of(request, request.context))
             self.queued_tokens -= request.context - request.done - request.restoring
@@ -160,6 +171,18 @@ class SimulatedWorker:
         elif request in self.waiting:
             self.waiting.remove(request)
             self.queued_tokens -= request.context
+
+    def _cancel_pulled(self, request: SimulatedRequest) -> None:
+        """Drop a request whose KV waits at a peer, is on its way, or has come."""
+        if request.loading:
+            self.loading -= 1
+        elif request in self._ready:
+            self._ready.remove(request)
+        else:
+            if request in self.waiting:
+                self.waiting.remove(request)
+            return
+        self._kv.give_back(request, self._kv.blocks_of(request, request.context))
 
     def loaded(self, request: SimulatedRequest, now: float) -> None:
         """The KV of a request has arrived."""
@@ -270,6 +293,10 @@ class SimulatedWorker:
     def choose(self, now: float) -> int:
         """Choose what the next step computes; returns how often it may be taken until something changes, 0: never."""
         kv, running, decode = self._kv, self._running, self.decode_run
+        for request in self._leaving:
+            if running.pop(request.index, None) is not None:
+                decode.drop(request)
+        self._leaving.clear()
         started: list[SimulatedRequest] = []
         ready = self._ready
         while ready and len(running) < self.speed.max_batch:

@@ -7,17 +7,18 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import aiohttp
 import msgspec
 
-from fulcrum.api.gateway import PairsReport
+from fulcrum.api.batch import BatchCounts
+from fulcrum.api.gateway import DemandReport, PairsReport
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
-from fulcrum.api.names import HEADER_POD, PORT_GATEWAY_INSIDE, Role
+from fulcrum.api.names import HEADER_POD, PORT_BATCH, PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.ports import AgentAddress
-from fulcrum.api.worker import LoadReport, RoleRequest
+from fulcrum.api.worker import AdapterSource, AdaptersRequest, LoadReport, RoleRequest, SleepRequest
 from fulcrum.telemetry.reading import HEADERS, BodyReader
 from fulcrum.telemetry.turns import Turns
 
@@ -30,13 +31,19 @@ _AT_ONCE: Final = 64
 passes while a call waits for this process."""
 _IDLE_SECONDS: Final = 30.0
 
+_Report = TypeVar("_Report")
 _PAIRS: Final = msgspec.json.Decoder(PairsReport)
+_DEMAND: Final = msgspec.json.Decoder(DemandReport)
+_BATCHES: Final = msgspec.json.Decoder(BatchCounts)
 _LOAD: Final = msgspec.json.Decoder(LoadReport)
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, RecursionError)
 _LOAD_BYTES: Final = 256 * 1024
 """Most of a load report: one of an agent with all tables full has 20 KiB."""
 _PAIRS_BYTES: Final = 1024 * 1024
 """Most of a report about pairs: 10,000 failing ones."""
+
+_DEMAND_BYTES: Final = 4 * 1024
+"""Most of a report about demand, or about batches: a few numbers."""
 
 
 class Agents:
@@ -51,10 +58,12 @@ class Agents:
         self,
         *,
         gateway_port: int = PORT_GATEWAY_INSIDE,
+        batch_port: int = PORT_BATCH,
         deadline_seconds: float = DEADLINE_SECONDS,
         at_once: int = _AT_ONCE,
     ) -> None:
         self._gateway_port = gateway_port
+        self._batch_port = batch_port
         self._deadline_seconds = deadline_seconds
         self._turns = Turns(at_once)
         self._session: aiohttp.ClientSession | None = None
@@ -86,20 +95,46 @@ class Agents:
 
     async def pairs(self, gateway_ips: Mapping[str, str]) -> tuple[PairsReport, ...]:
         """Return what the canaries of each gateway (Pod name -> address) found; without gateways that do not answer."""
-        caller = object()
-        reports = await asyncio.gather(*(self._pairs(caller, ip) for ip in gateway_ips.values()))
+        reports = await self._of_gateways(gateway_ips, "/kv-pairs", _PAIRS, _PAIRS_BYTES)
         return tuple(report for report in reports if report is not None)
 
-    async def _pairs(self, caller: object, gateway_ip: str) -> PairsReport | None:
-        host = f"[{gateway_ip}]" if ":" in gateway_ip else gateway_ip
-        url = f"http://{host}:{self._gateway_port}/kv-pairs"
+    async def demand(self, gateway_ips: Mapping[str, str]) -> tuple[DemandReport | None, ...]:
+        """Return whether each gateway is asked for the model; None for one that does not answer."""
+        return await self._of_gateways(gateway_ips, "/demand", _DEMAND, _DEMAND_BYTES)
+
+    async def _of_gateways(
+        self, ips: Mapping[str, str], path: str, decoder: msgspec.json.Decoder[_Report], most_bytes: int
+    ) -> tuple[_Report | None, ...]:
+        caller = object()
+
+        async def ask(gateway_ip: str) -> _Report | None:
+            return await self._of_pod(caller, gateway_ip, self._gateway_port, path, decoder, most_bytes=most_bytes)
+
+        return tuple(await asyncio.gather(*(ask(ip) for ip in ips.values())))
+
+    async def batches(self, batch_ip: str) -> BatchCounts | None:
+        """Return what waits and runs at a batch Pod; None when it does not answer."""
+        return await self._of_pod(object(), batch_ip, self._batch_port, "/progress", _BATCHES, most_bytes=_DEMAND_BYTES)
+
+    async def _of_pod(
+        self,
+        caller: object,
+        pod_ip: str,
+        port: int,
+        path: str,
+        decoder: msgspec.json.Decoder[_Report],
+        *,
+        most_bytes: int,
+    ) -> _Report | None:
+        host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+        url = f"http://{host}:{port}{path}"
         try:
             async with self._turns.of(caller), self._open.get(url, allow_redirects=False) as response:
                 if response.status != HTTPStatus.OK:
                     return None
-                return _PAIRS.decode(await self._bodies.read(response, most_bytes=_PAIRS_BYTES))
-        except _FAILURES as error:  # one of an older release has no such port
-            logger.debug("pairs_unknown url=%s error=%r", url, error)
+                return decoder.decode(await self._bodies.read(response, most_bytes=most_bytes))
+        except _FAILURES as error:  # one of an older release has no such page
+            logger.debug("report_unknown url=%s error=%r", url, error)
             return None
 
     async def tell_role(
@@ -109,8 +144,37 @@ class Agents:
 
         With `pod_name`, an agent of another Pod refuses; `token` is the cluster's.
         """
-        body = msgspec.json.encode(RoleRequest(role=role, role_epoch=epoch))
-        url, headers = f"http://{agent}/role", {"Content-Type": "application/json"}
+        request = RoleRequest(role=role, role_epoch=epoch)
+        return await self._tell(agent, "role", request, heard=(200, 409), pod_name=pod_name, token=token)
+
+    async def tell_adapters(
+        self, agent: AgentAddress, adapters: tuple[AdapterSource, ...], *, pod_name: str, token: str | None = None
+    ) -> bool:
+        """Tell an agent which LoRA adapters its engine is to have; report whether it need not be told again.
+
+        409 and 404 come from workers that take none: of an older revision, or release.
+        """
+        request = AdaptersRequest(adapters=adapters)
+        return await self._tell(agent, "adapters", request, heard=(202, 404, 409), pod_name=pod_name, token=token)
+
+    async def tell_sleep(
+        self, agent: AgentAddress, request: SleepRequest, *, pod_name: str, token: str | None = None
+    ) -> bool:
+        """Have an agent put its engine to sleep, or wake it up; report whether it will."""
+        return await self._tell(agent, "sleep", request, heard=(202,), pod_name=pod_name, token=token)
+
+    async def _tell(
+        self,
+        agent: AgentAddress,
+        what: str,
+        request: RoleRequest | AdaptersRequest | SleepRequest,
+        *,
+        heard: tuple[int, ...],
+        pod_name: str | None,
+        token: str | None,
+    ) -> bool:
+        body = msgspec.json.encode(request)
+        url, headers = f"http://{agent}/{what}", {"Content-Type": "application/json"}
         if pod_name is not None:
             headers[HEADER_POD] = pod_name
         if token is not None:
@@ -121,10 +185,10 @@ class Agents:
                 self._open.post(url, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 if response.status == HTTPStatus.UNAUTHORIZED:
-                    logger.warning("role_refused agent=%s reason=token", agent)
-                return response.status in (200, 409)
+                    logger.warning("%s_refused agent=%s reason=token", what, agent)
+                return response.status in heard
         except _FAILURES as error:
-            logger.debug("role_not_told agent=%s error=%r", agent, error)
+            logger.debug("%s_not_told agent=%s error=%r", what, agent, error)
             return False
 
     async def _load(self, caller: object, name: str, agent: AgentAddress) -> LoadReport | None:

@@ -28,6 +28,7 @@ ARRIVED_SQUARES: Final = "arrived_prompt_tokens_squared"
 ARRIVED_OUTPUT: Final = "arrived_output_tokens"
 EXPECTED_PROMPT: Final = "expected_prompt_tokens"
 EXPECTED_OUTPUT: Final = "expected_output_tokens"
+WAITED: Final = "queue_wait_seconds_sum"
 INFO: Final = "info"
 HISTOGRAMS: Final = (TTFT, TPOT, PROMPT, OUTPUT)
 ESTIMATES: Final = (ARRIVED_PROMPT, ARRIVED_SQUARES, ARRIVED_OUTPUT, EXPECTED_PROMPT, EXPECTED_OUTPUT)
@@ -37,6 +38,7 @@ _SUBJECTS: Final = {
     PREFIX + ARRIVALS: "",
     PREFIX + REQUESTS: "reason",
     PREFIX + SLO: "outcome",
+    PREFIX + WAITED: "",
     **{f"{PREFIX}{name}_bucket": "le" for name in HISTOGRAMS},
     **{f"{PREFIX}{name}_{part}": "" for name in (*HISTOGRAMS, *ESTIMATES) for part in ("sum", "count")},
 }
@@ -198,14 +200,18 @@ def make_traffic(
         Latencies(
             ttft_p50=quantile(ttft, 0.5),
             ttft_p90=quantile(ttft, 0.9),
+            ttft_p99=quantile(ttft, 0.99),
             tpot_p50=quantile(tpot, 0.5),
             tpot_p90=quantile(tpot, 0.9),
+            tpot_p99=quantile(tpot, 0.99),
         ),
         isl_cv2=squared_variation(_buckets(counts, PROMPT)),
         osl_cv2=squared_variation(_buckets(counts, OUTPUT)),
         ended=counts.get(Key(f"{OUTPUT}_count")),
         rejections={reason: min(1.0, count / arrivals) for reason, count in rejected.items()} if arrivals > 0 else {},
         dispersion=dispersion,
+        # Little's law: the seconds that all waited, in each second.
+        queued=counts[Key(WAITED)] / window_seconds if Key(WAITED) in counts else None,
     )
 
 

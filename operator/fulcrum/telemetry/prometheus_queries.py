@@ -24,6 +24,7 @@ from fulcrum.telemetry.counts import (
     PROMPT,
     REQUESTS,
     SLO,
+    WAITED,
     Counts,
     Key,
     count_class,
@@ -90,14 +91,14 @@ class Queries:
         counts: Counts = {Key(ARRIVALS): _value(_only(increase(ARRIVALS)))}
         for row in increase(REQUESTS, "reason", reason="|".join(REJECTIONS)):
             counts[Key(REQUESTS, row["metric"].get("reason", ""))] = _value(row)
-        for row in increase(SLO, "outcome"):
-            counts[Key(SLO, row["metric"].get("outcome", ""))] = _value(row)
+        for name, by in ((SLO, "outcome"), (WAITED, "")):  # only gateways with a queue have the latter
+            for row in increase(name, by):
+                counts[Key(name, row["metric"].get(by, ""))] = _value(row)
         for name in HISTOGRAMS:
             for row in increase(f"{name}_bucket", "le"):
                 counts[Key(f"{name}_bucket", row["metric"]["le"])] = _value(row)
-        for name in (PROMPT, OUTPUT):
-            for part in ("sum", "count"):
-                counts[Key(f"{name}_{part}")] = _value(_only(increase(f"{name}_{part}")))
+        for total in (f"{name}_{part}" for name in (PROMPT, OUTPUT) for part in ("sum", "count")):
+            counts[Key(total)] = _value(_only(increase(total)))
         for name in ESTIMATES:
             for part in ("sum", "count"):
                 by = "class" if name == ARRIVED_PROMPT else ""

@@ -27,8 +27,8 @@ from fulcrum.telemetry.counts import (
     read_page,
     spread_of,
 )
+from fulcrum.telemetry.load_history import LoadHistory, Slice
 from fulcrum.telemetry.reading import HEADERS, BodyReader
-from fulcrum.telemetry.ring import Ring, Slice
 from fulcrum.telemetry.source import ClusterRef, Unknown
 from fulcrum.telemetry.turns import Turns
 
@@ -48,7 +48,7 @@ _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeErr
 class _Cluster:
     """What is remembered of one cluster."""
 
-    ring: Ring = field(default_factory=Ring)
+    history: LoadHistory = field(default_factory=LoadHistory)
     pages: dict[str, tuple[float, Page]] = field(default_factory=dict)
     """Time and content of the last scrape of each gateway, by Pod name."""
     pending: Counts = field(default_factory=dict)
@@ -128,7 +128,7 @@ class ScrapeSource:
         begin, known.complete_at = known.complete_at, now
         counts, known.pending = known.pending, {}
         if begin is not None and now - begin <= self._grace_seconds:
-            known.ring.put(Slice(start_seconds=begin, end_seconds=now, counts=counts))
+            known.history.put(Slice(start_seconds=begin, end_seconds=now, counts=counts))
 
     def _counted(self, known: _Cluster, name: str, page: Page, previous: float | None, now: float) -> Counts:
         """What a gateway has counted since its last scrape, or since it started when that is later."""
@@ -174,9 +174,9 @@ class ScrapeSource:
         known = self._clusters.get(cluster.key)
         if known is None:
             return self._unknown(cluster, "it has not been scraped yet")
-        if not known.ring.fits(interval_seconds):
-            known.ring = known.ring.refined(interval_seconds)
-        series = known.ring.series(interval_seconds=interval_seconds, history_seconds=history_seconds, now=now)
+        if not known.history.fits(interval_seconds):
+            known.history = known.history.refined(interval_seconds)
+        series = known.history.series(interval_seconds=interval_seconds, history_seconds=history_seconds, now=now)
         if series is None:
             return self._unknown(cluster, known.problem or f"no whole interval of {interval_seconds:g} s was seen yet")
         return series
@@ -188,13 +188,13 @@ class ScrapeSource:
             return self._unknown(cluster, "it has not been scraped yet")
         if known.complete_at is None or now - known.complete_at > self._grace_seconds:
             return self._unknown(cluster, known.problem or f"the last scrape was {now - known.scraped_at:.0f} s ago")
-        counts, covered_seconds = known.ring.recent(window_seconds=window_seconds, now=now)
+        counts, covered_seconds = known.history.recent(window_seconds=window_seconds, now=now)
         if covered_seconds <= 0 or covered_seconds < _KNOWN_SHARE * window_seconds:
             seen = f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
             return self._unknown(cluster, known.problem or seen)
 
         def only_lengths(seconds: float) -> Counts:
-            return known.ring.recent(window_seconds=seconds, now=now, keys=LENGTHS)[0]
+            return known.history.recent(window_seconds=seconds, now=now, keys=LENGTHS)[0]
 
         spread = spread_of(counts)
         return make_traffic(
@@ -203,12 +203,12 @@ class ScrapeSource:
             newest=[only_lengths(part * window_seconds) for part in TUNING.newest_parts],
             longer=only_lengths(TUNING.memory_seconds),
             stretches=[
-                known.ring.recent(
+                known.history.recent(
                     window_seconds=TUNING.window_seconds, now=now - part * TUNING.window_seconds, keys=spread
                 )[0]
                 for part in range(int(TUNING.memory_seconds / TUNING.window_seconds))
             ],
-            dispersion=dispersion(known.ring.spans(TUNING.memory_seconds, now=now)),
+            dispersion=dispersion(known.history.spans(TUNING.memory_seconds, now=now)),
         )
 
     def _unknown(self, cluster: ClusterRef, why: str) -> Unknown:

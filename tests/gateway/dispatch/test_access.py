@@ -176,7 +176,7 @@ async def test_logs_hold_neither_prompts_nor_keys(
             raise ValueError(CANARY) from error
 
     with monkeypatch.context() as broken:
-        broken.setattr(site.gateway.admission, "decide", crash)
+        broken.setattr(site.gateway.admission.core, "consider", crash)
         assert await ask("ok") == 500
         broken.setattr(site.gateway, "answer", crash)
         client = Client(*await asyncio.open_connection("127.0.0.1", site.gateway.port))

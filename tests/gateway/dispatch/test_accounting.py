@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
 
 from fulcrum.api.names import Role
+from fulcrum.gateway.api_formats.prompt_estimate import PromptEstimate
 from fulcrum.gateway.metrics.slo import SloOutcome, judge_latency, judge_refusal
-from fulcrum.gateway.openai.prompt_estimate import PromptEstimate
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
 SLO = (0.5, 0.05)

@@ -19,12 +19,12 @@ from fulcrum.api.gateway import GatewayConfig, GatewayPool
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
-from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassMatch, QosClass
+from fulcrum.api.serving_types import Admission, AdmissionPolicy, ClassKind, ClassMatch, QosClass
 from fulcrum.api.worker import OffloadReport
+from fulcrum.gateway.api_formats.bodies import read_request
+from fulcrum.gateway.api_formats.inference_request import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.errors import RequestError, never_fits, rejected
-from fulcrum.gateway.openai.bodies import read_request
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH
 from fulcrum.kv import tiers_of
 
 BODY = {"model": "m", "prompt": list(range(100)), "max_tokens": 100}
@@ -34,6 +34,13 @@ CLASSES = (
 )
 PREDICTIVE = Admission(policy=AdmissionPolicy.PREDICTIVE)
 THRESHOLD = Admission(policy=AdmissionPolicy.THRESHOLD)
+WITH_BATCH = Admission(
+    policy=AdmissionPolicy.PREDICTIVE,
+    classes=(
+        QosClass(name="rest", priority=1),
+        QosClass(name="spare", priority=0, kind=ClassKind.BATCH, match=ClassMatch(header="X-Tier", value="spare")),
+    ),
+)
 BOTH_CLASSES = Admission(policy=AdmissionPolicy.PREDICTIVE, classes=CLASSES)
 
 VERY_SLOW = msgspec.structs.replace(SLOW, prefill_b=10 * SLOW.prefill_b)
@@ -73,11 +80,17 @@ async def slow_worker(make_site: MakeSite, make_agent: MakeAgent, admission: Adm
 
 
 async def queue(site: Site, count: int, headers: str = "") -> None:
-    """Send requests that stay in the queue."""
+    """Send requests that stay in the queue; what is sent afterwards comes at a later reading of the clock.
+
+    An engine takes what comes at the same one in one step.
+    """
     before = len(site.engines["m"].seen)
     for _ in range(count):
         (await site.connect()).post(BODY, headers=headers)
     await eventually(lambda: len(site.engines["m"].seen) == before + count)
+    clock = asyncio.get_running_loop().time
+    now = clock()
+    await eventually(lambda: clock() > now)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +279,24 @@ async def test_a_higher_class_takes_the_place_of_a_queued_lower_one(make_site: M
     await eventually(lambda: site.engines["m"].gone == 1)
     assert await site.metric('fulcrum_gateway_rejected_total{class="rest",reason="Preempted"}') == 1
     assert site.gateway.registry.workers[0].in_flight == 2
+
+
+async def test_a_batch_request_makes_way_and_is_no_load(make_site: MakeSite, make_agent: MakeAgent) -> None:
+    site = await slow_worker(make_site, make_agent, WITH_BATCH, load={"max_batched_tokens": 50})
+    batch = await site.connect()
+    batch.post(BODY, headers="x-tier: spare\r\n")
+    await eventually(lambda: len(site.engines["m"].seen) == 1)
+    refused = await site.post(BODY, headers="x-tier: spare\r\n")
+    assert (refused.status, refused.headers["x-fulcrum-rejected"]) == (429, "NothingIdle")
+    (await site.connect()).post(BODY)
+    answer = await batch.answer()
+    assert (answer.status, answer.headers["x-fulcrum-rejected"]) == (429, "NothingIdle")
+    await eventually(lambda: site.engines["m"].gone == 1)
+    assert await site.metric('fulcrum_gateway_rejected_total{class="spare",reason="NothingIdle"}') == 2
+    assert await site.metric('fulcrum_gateway_arrivals_total{class="spare"}') == 0
+    assert await site.metric('fulcrum_gateway_arrivals_total{class="rest"}') == 1
+    streamed = await site.post({**BODY, "stream": True}, headers="x-tier: spare\r\n")
+    assert streamed.status == 400
 
 
 @pytest.mark.parametrize(

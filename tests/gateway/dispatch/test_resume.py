@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.conftest import Answered, Engine, MakeSite, Seen, Site, eventually
-from tests.gateway.models import Cut, Model, answer, generate, prompt_of
+from tests.gateway.models import Cut, Model, answer, generate, logprobs_of, prompt_of
 from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
@@ -71,6 +71,16 @@ def check(answer: Answered, body: dict[str, Any]) -> list[dict[str, Any]]:
     return events
 
 
+def check_logprobs(events: list[dict[str, Any]], body: dict[str, Any]) -> None:
+    """Each token's log probabilities came once, and those of the undisturbed stream."""
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    ids = [token for choice in choices for token in choice["token_ids"]]
+    assert ids == [token for output in generate(body) for token in output.ids]
+    expected = logprobs_of(prompt_of(body), ids, body["logprobs"], offset=0)
+    parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert {name: [value for part in parts for value in part[name]] for name in expected} == expected
+
+
 async def two_each(make_site: MakeSite, **options: Any) -> tuple[Site, list[Model]]:
     models = [Model(name, Role.PREFILL) for name in ("p1", "p2")]
     models += [Model(name, Role.DECODE, **options) for name in ("d1", "d2")]
@@ -117,6 +127,41 @@ async def test_a_stream_goes_on_from_any_event(
         for events in range(number, len(generate(body, per_event=per_event)), 3):
             cut_all(models, Cut(events, "reset"))
             check(await site.post(body, path_of(body)), body)
+
+
+@pytest.mark.parametrize("per_event", [1, 3])
+@pytest.mark.parametrize("more", [{}, {"stop": ["nothing like"]}, {"stop": "de", "include_stop_str_in_output": True}])
+async def test_log_probabilities_go_on(make_site: MakeSite, more: dict[str, Any], per_event: int) -> None:
+    site, models = await two_each(make_site, per_event=per_event)
+    for logprobs in (0, 3):
+        body = PROMPT | more | {"logprobs": logprobs}
+        for events in range(1, len(generate(body, per_event=per_event)), 3):
+            cut_all(models, Cut(events, "reset"), Cut(4, "reset"))
+            check_logprobs(check(await site.post(body), body), body)
+    assert await site.metric('fulcrum_gateway_resumes_total{outcome="resumed"}') > 0
+
+
+async def test_the_rest_is_asked_for_with_the_same_log_probabilities(make_site: MakeSite) -> None:
+    site, models = await two_each(make_site)
+    asked = {"logprobs": 3, "logprob_token_ids": [97], "return_tokens_as_token_ids": True}
+    cut_all(models, Cut(5, "reset"))
+    await site.post(PROMPT | asked)
+    rests = [seen.body for model in models for seen in model.seen if isinstance(seen.body["prompt"], list)]
+    assert rests
+    assert all(rest | asked == rest for rest in rests)
+
+
+async def test_tokens_with_log_probabilities_are_not_sampled_again(make_site: MakeSite) -> None:
+    site, models = await two_each(make_site)
+    sampled = PROMPT | {"temperature": 0.7, "logprobs": 1}
+    cut_all(models, Cut(30, "reset"))
+    events = events_of(await site.post(sampled))
+    choices = [choice for event in events for choice in event["choices"]]
+    assert all(len(choice["token_ids"]) == len(choice["logprobs"]["tokens"]) for choice in choices)
+    cut_all(models, Cut(30, "reset"))
+    answer = await site.post(sampled | {"stop": ["never at all"]})  # which holds back text of tokens that were told
+    assert not answer.complete
+    assert b"would be sampled again" in answer.body
 
 
 @pytest.mark.parametrize("per_event", [1, 2])
@@ -173,7 +218,7 @@ async def test_prompt_ids_are_for_those_who_ask(make_site: MakeSite) -> None:
     ("more", "why"),
     [
         ({"return_token_ids": False}, "in several parts"),
-        ({"logprobs": 1}, "more in it than text"),
+        ({"logprobs": 1, "echo": True}, "more in it than text"),
         ({"response_format": {"type": "json_object"}}, "more in it than text"),
         ({"structured_outputs": {"json": {"type": "object"}}}, "more in it than text"),
         ({"n": 2}, "in several parts"),

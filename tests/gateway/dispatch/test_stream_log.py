@@ -36,7 +36,7 @@ def kept(*pieces: bytes) -> StreamLog:
 def test_tokens_and_text_are_read() -> None:
     sent = kept(token("a", 1), token("", 2) + token(" bc", 3, 4), chunk(b": still here\n\n"))
     assert (list(sent.ids), sent.chars, sent.tail(0), sent.tail(1)) == ([1, 2, 3, 4], 4, "a bc", " bc")
-    assert list(sent.marks) == [(0, 0, 1), (1, 1, 1), (2, 1, 1), (4, 4, 2)]
+    assert list(sent.marks) == [(0, 0, 1, 0), (1, 1, 1, 0), (2, 1, 1, 0), (4, 4, 2, 0)]
     assert (sent.event_id, sent.created, sent.model) == ("cmpl-1", 5, "m")
     assert (sent.finish_reason, sent.done, sent.why_not) == (None, False, "")
 

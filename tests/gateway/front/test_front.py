@@ -276,6 +276,24 @@ async def test_without_a_name_the_only_model_is_asked(make_front: MakeFront) -> 
     assert site.clusters["a"].seen[0].body["model"] == "a"
 
 
+async def test_an_adapter_is_asked_for_in_place_of_the_served_name(make_front: MakeFront) -> None:
+    adapter = route("tuned", ("b",), weights={"a": 1}, adapter="sql", aliases=("sql",))
+    site = await make_front("a", "b", routes=[adapter, route(weights={"a": 1})])
+    for name in ("tuned", "sql"):
+        assert (await site.chat(model=name)).status == 200
+    site.clusters["a"].behave = turns_away
+    assert (await site.chat(model="tuned")).headers["x-fulcrum-cluster"] == "ns/b"
+    site.clusters["a"].behave = None
+    assert (await site.chat(model="chat")).status == 200
+    assert [seen.body["model"] for seen in site.clusters["a"].seen] == ["sql", "sql", "sql", "a"]
+    assert [seen.body["model"] for seen in site.clusters["b"].seen] == ["sql"]
+    site.front.change(
+        FrontRoutes(models=(route("tuned", weights={"a": 1}, adapter="sql-2"),), clusters=site.known("a"))
+    )
+    assert (await site.chat(model="tuned")).status == 200
+    assert site.clusters["a"].seen[-1].body["model"] == "sql-2"
+
+
 async def test_keys_of_a_model_and_where_they_are_passed_on(make_front: MakeFront, tmp_path: Path) -> None:
     (tmp_path / "team").write_text("key-of-a-team")
     guarded = route("guarded", weights={"a": 1}, api_keys_directory=str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from tests.gateway.conftest import Engine, MakeSite, Site, eventually
 from tests.gateway.tracing.collector import collecting, traced, well
+from tests.machine import deadline_seconds
 
 from fulcrum.api.names import Role
 from fulcrum.gateway.tracing import export
@@ -100,6 +102,31 @@ async def test_a_slow_collector_costs_spans_and_no_request(
         await counted(site, "exported", 8)
         assert (await site.post(BODY)).status == 200
         await counted(site, "exported", 10)
+
+
+async def test_a_collector_that_answers_byte_by_byte_does_not_hold_a_gateway_that_stops(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "EXPORT_SECONDS", 1.0)
+    begun, over = threading.Event(), threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+        while not over.wait(0.02):
+            begun.set()
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        handler.close_connection = True
+
+    with collecting(answer) as collector:
+        try:
+            site = await make_site(Engine("w", Role.MIXED), config=traced(collector))
+            assert (await site.post(BODY)).status == 200
+            await eventually(begun.is_set)
+            async with asyncio.timeout(deadline_seconds(10)):  # the SDK alone waits 30 s
+                await site.gateway.stop()
+        finally:
+            over.set()
 
 
 async def test_a_collector_that_never_answers_is_given_up(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:

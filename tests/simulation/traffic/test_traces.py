@@ -79,6 +79,7 @@ GOOD_MOONCAKE = '{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_i
         ("t.jsonl", GOOD_MOONCAKE + "{oops\n", "t.jsonl:2: line: not JSON"),
         ("t.jsonl", GOOD_MOONCAKE + "[]\n", "t.jsonl:2: line: Expected `object`"),
         ("t.jsonl", '{"timestamp": 0, "input_length": 6}\n', "t.jsonl:1: output_length: missing"),
+        ("t.jsonl", GOOD_MOONCAKE.replace("}", ', "qos": 7}'), "t.jsonl:1: qos: Expected `str | null`"),
         ("t.jsonl", GOOD_MOONCAKE.replace("6", '"6"'), "t.jsonl:1: input_length: Expected `int | float`, got `str`"),
         (
             "t.jsonl",

@@ -10,25 +10,26 @@ from rich.text import Text
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
+from fulcrum.api.status import BatchesStatus
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterStatus, LatencyQuantiles
 from fulcrum.balance.target import ratio_text
 from fulcrum.cli.top.view import EventLine, View, WorkerLine
 
 UNKNOWN: Final = "-"
 EVENTS: Final = 8
-_LINES_AROUND: Final = 11
-"""Lines of a frame that are neither workers nor events."""
+_LINES_AROUND: Final = 5
+"""Lines of a frame that are neither facts nor workers nor events."""
 _ROLE_STYLES: Final = {Role.PREFILL.value: "cyan", Role.DECODE.value: "magenta", Role.MIXED.value: "blue"}
 
 
 def frame(view: View, *, height: int | None = None, trouble: str = "") -> RenderableType:
     """Return one frame; `height` is the number of lines there are (None: as many as it takes)."""
     events = view.events[:EVENTS]
-    workers, left_out = view.workers, 0
+    workers, left_out, facts = view.workers, 0, _facts(view)
     if height is not None:
-        room = max(1, height - _LINES_AROUND - len(events) - 3)
+        room = max(1, height - _LINES_AROUND - facts.row_count - len(events) - 3)
         workers, left_out = view.workers[:room], max(0, len(view.workers) - room)
-    parts: list[RenderableType] = [_title(view, trouble), _facts(view), Text()]
+    parts: list[RenderableType] = [_title(view, trouble), facts, Text()]
     parts.append(_workers(workers) if workers else Text("No worker yet."))
     if left_out:
         parts.append(Text(f"... and {left_out} more workers", style="dim"))
@@ -67,7 +68,11 @@ def _facts(view: View) -> Table:
     table.add_row("forecast", _forecast(status))
     table.add_row("attainment", _attainment(view))
     table.add_row("latency", _latency(view))
+    if view.cluster.spec.admission.queue is not None:
+        table.add_row("queued", _queued(view))
     table.add_row("turned away", _turned_away(view))
+    if view.cluster.spec.batch is not None:
+        table.add_row("batches", _batches(status.batches))
     return table
 
 
@@ -111,12 +116,23 @@ def _latency(view: View) -> Text:
         line.append(f"{'   ' if line else ''}{name} p50 {found.p50 or UNKNOWN} p90 ")
         inside = found.p90 is None or seconds(found.p90) <= seconds(limit)
         line.append(found.p90 or UNKNOWN, style=_judged(inside, found.p90))
-        line.append(f" of {limit}")
+        line.append(f" of {limit} p99 {found.p99 or UNKNOWN}")
     return line
 
 
 def _judged(good: bool, known: object) -> str:
     return "" if known is None else "green" if good else "red"
+
+
+def _queued(view: View) -> Text:
+    return Text(f"{_number(view.cluster.status.queued)} requests on average, before they are let in or turned away")
+
+
+def _batches(batches: BatchesStatus | None) -> str:
+    if batches is None:
+        return UNKNOWN
+    done = f"{batches.completed} of {batches.requests} requests answered, {batches.failed} failed"
+    return f"{batches.running} running{f' ({done})' if batches.running else ''}, {batches.waiting} waiting"
 
 
 def _turned_away(view: View) -> Text:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import ObservedWorker
+from fulcrum.controller.children.batch import batch_children
 from fulcrum.controller.children.disruption_budget import gateway_budget, workers_budget
 from fulcrum.controller.children.gateway_deployment import gateway_deployment
 from fulcrum.controller.children.network_policy import gateway_policy, workers_policy
@@ -29,13 +30,16 @@ def children(
     token_fingerprint: str,
     least_available: int = 0,
     live_gateways: int | None = None,
+    gateway_address: str | None = None,
+    live_batch: Manifest | None = None,
     workers: Iterable[ObservedWorker] = (),
 ) -> tuple[Manifest, ...]:
     """Return every child but the workers and the Secret of the token, in an order in which each finds what it needs.
 
     `token_fingerprint` is that of the token in the Secret; `least_available` is how many workers the eviction of Pods
-    must leave; `live_gateways` is the count in the gateway Deployment, None where there is none; `workers` are those
-    that stand.
+    must leave; `live_gateways` is the count in the gateway Deployment, None where there is none; `gateway_address` is
+    that of its Service, None while it has none; `live_batch` is the Deployment of `spec.batch` that there is; `workers`
+    are those that stand.
     """
     return (
         gateway_service_account(owner),
@@ -48,4 +52,7 @@ def children(
         gateway_deployment(owner, spec, installation, token_fingerprint=token_fingerprint, live_replicas=live_gateways),
         gateway_budget(owner),
         workers_budget(owner, least_available),
+        *batch_children(
+            owner, spec, installation, token_fingerprint=token_fingerprint, gateway=gateway_address, live=live_batch
+        ),
     )

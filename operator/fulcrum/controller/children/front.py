@@ -77,6 +77,7 @@ def _deployment(
         name=owner.name,
         limits=gateway_limits(gateway),
         cors_origins=gateway.cors.allowed_origins if gateway.cors is not None else (),
+        api_keys_directories={secret: keys_directory(secret) for secret in _secrets(spec)},
     )
     selector = owner.selector(COMPONENT_FRONT)
     mounts, volumes = _keys(spec)
@@ -125,10 +126,13 @@ def _deployment(
     }
 
 
+def _secrets(spec: InferenceGatewaySpec) -> list[str]:
+    return sorted({model.auth.secret_name for model in spec.models if model.auth is not None})
+
+
 def _keys(spec: InferenceGatewaySpec) -> tuple[list[Manifest], list[Manifest]]:
     """Mounts and volumes of the Secrets with API keys: mounted, so that fronts need no right to read Secrets."""
-    secrets = sorted({model.auth.secret_name for model in spec.models if model.auth is not None})
-    numbered = [(f"api-keys-{number}", secret) for number, secret in enumerate(secrets)]
+    numbered = [(f"api-keys-{number}", secret) for number, secret in enumerate(_secrets(spec))]
     mounts: list[Manifest] = [
         {"name": volume, "mountPath": keys_directory(secret), "readOnly": True} for volume, secret in numbered
     ]

@@ -7,9 +7,11 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.api.batch import GatewayBatch
+from fulcrum.api.batch_types import batch_class
 from fulcrum.api.durations import seconds
-from fulcrum.api.gateway import GatewayConfig, GatewayLimits, GatewayPool, GatewayTracing, TransferPrior
-from fulcrum.api.gateway_types import GatewayPods, GatewayScaling, PrefixCacheScope
+from fulcrum.api.gateway import GatewayConfig, GatewayHold, GatewayLimits, GatewayPool, GatewayTracing, TransferPrior
+from fulcrum.api.gateway_types import GatewayPods, GatewayScaling, PrefixCacheScope, RecordPolicy
 from fulcrum.api.internal_token import ANNOTATION_TOKEN, ENV_GATEWAY
 from fulcrum.api.names import ENV_GATEWAY_CONFIG, PORT_GATEWAY, PORT_GATEWAY_INSIDE, VOLUME_API_KEYS, gateway_name
 from fulcrum.api.objects import without_defaults
@@ -47,6 +49,7 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         cluster=owner.name,
         served_name=spec.model.served_name or owner.name,
         model=spec.model.name,
+        task=spec.model.task,
         max_model_len=spec.model.max_model_len,
         slo_ttft_seconds=seconds(spec.slo.ttft),
         slo_tpot_seconds=seconds(spec.slo.tpot),
@@ -57,15 +60,32 @@ def gateway_config(owner: Owner, spec: InferenceClusterSpec) -> GatewayConfig:
         ),
         salt_prefixes=spec.gateway.auth is not None and spec.gateway.auth.prefix_cache is PrefixCacheScope.PER_KEY,
         api_keys_directory=API_KEYS_DIRECTORY if spec.gateway.auth is not None else None,
+        adapters=spec.adapters is not None,
         limits=gateway_limits(spec.gateway),
         heartbeat_seconds=None if spec.gateway.heartbeat is None else seconds(spec.gateway.heartbeat),
         cors_origins=spec.gateway.cors.allowed_origins if spec.gateway.cors is not None else (),
         force_include_usage=_forces_usage(spec),
         media_domains=spec.engine.media_domains,
+        batch=_batch(spec),
+        hold=_hold(spec),
+        record=spec.gateway.record is RecordPolicy.ON,
         tracing=None
         if (tracing := spec.telemetry.tracing) is None
         else GatewayTracing(endpoint=tracing.endpoint, sampling_ratio=tracing.sampling_ratio),
     )
+
+
+def _batch(spec: InferenceClusterSpec) -> GatewayBatch | None:
+    qos = batch_class(spec.admission)
+    return None if spec.batch is None or qos is None else GatewayBatch(class_name=qos.name)
+
+
+def _hold(spec: InferenceClusterSpec) -> GatewayHold | None:
+    """Return how requests wait while workers start; None where some always run."""
+    if spec.balance.idle_after is None:
+        return None
+    hold = spec.gateway.hold
+    return GatewayHold(max_requests=hold.max_requests, max_wait_seconds=seconds(hold.max_wait))
 
 
 def _transfer_prior(spec: InferenceClusterSpec, pool: Pool) -> TransferPrior | None:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import base64
 import binascii
 
-from fulcrum.api.internal_token import SECRET_KEY, internal_secret_name
+from fulcrum.api.internal_token import SECRET_KEY, internal_secret_name, record_secret_name, record_token
 from fulcrum.api.names import COMPONENT_GATEWAY
 from fulcrum.controller.children.owner import Manifest, Owner
 
 
 def internal_secret(owner: Owner, token: str) -> Manifest:
     """Return the Secret. It cannot be changed: whatever runs holds the token that it was started with."""
+    return _secret(owner, internal_secret_name(owner.name), token)
+
+
+def record_secret(owner: Owner, token: str) -> Manifest:
+    """Return the Secret of `fulcrum record`: a right to read it is the right to the last requests, and to no engine."""
+    return _secret(owner, record_secret_name(owner.name), record_token(token))
+
+
+def _secret(owner: Owner, name: str, token: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": owner.metadata(internal_secret_name(owner.name), COMPONENT_GATEWAY),
+        "metadata": owner.metadata(name, COMPONENT_GATEWAY),
         "type": "Opaque",
         "immutable": True,
         "data": {SECRET_KEY: base64.b64encode(token.encode()).decode()},

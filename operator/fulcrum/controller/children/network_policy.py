@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fulcrum.api.names import (
+    COMPONENT_BATCH,
     COMPONENT_FOLLOWER,
     COMPONENT_FRONT,
     COMPONENT_OPERATOR,
@@ -18,6 +19,7 @@ from fulcrum.api.names import (
     LABEL_COMPONENT,
     LABEL_NAME,
     LABEL_POOL,
+    PORT_BATCH,
     PORT_GATEWAY,
     PORT_GATEWAY_INSIDE,
     gateway_name,
@@ -100,6 +102,12 @@ def front_policy(owner: Owner, name: str) -> Manifest:
     """Return the policy of an InferenceGateway's fronts: clients from anywhere; their metrics for Prometheus only."""
     ingress = [{"ports": _ports(PORT_GATEWAY)}, {"from": [PROMETHEUS], "ports": _ports(PORT_GATEWAY_INSIDE)}]
     return _policy(owner, name, COMPONENT_FRONT, ingress)
+
+
+def batch_policy(owner: Owner, name: str, installation: Installation) -> Manifest:
+    """Return the policy of the batch Pod: its gateways, which have checked who asks, and the operator."""
+    ingress = [{"from": [_pods(owner, GATEWAY), _operator(installation)], "ports": _ports(PORT_BATCH)}]
+    return _policy(owner, name, COMPONENT_BATCH, ingress)
 
 
 def _policy(owner: Owner, name: str, component: str, ingress: list[Manifest]) -> Manifest:

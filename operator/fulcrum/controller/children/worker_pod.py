@@ -33,6 +33,7 @@ from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import PATH_STARTED, WorkerConfig
 from fulcrum.balance import worker_config, worker_image, worker_revision
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
+from fulcrum.capacity.start_timeout import SLOWEST_LOAD_BYTES_PER_SECOND
 from fulcrum.controller.children.expert_exchange import exchange_env
 from fulcrum.controller.children.internal_secret import token_env
 from fulcrum.controller.children.overlay import overlay
@@ -66,8 +67,6 @@ GRACE_MARGIN_SECONDS: Final = 30
 START_MARGIN_SECONDS: Final = 120
 """The agent judges a start by its progress and gives up first: its exit says more than a kubelet's kill. The startup
 probe is for an agent that hangs itself."""
-SLOWEST_DOWNLOAD_BYTES_PER_SECOND: Final = 50e6
-"""A start may take longer by a download at this rate: 4 h for the 689 GB of DeepSeek-V3."""
 
 
 def worker_pod(
@@ -185,7 +184,8 @@ def _pod_spec(owner: Owner, spec: InferenceClusterSpec, pool: Pool, image: str, 
 
 def _container(spec: InferenceClusterSpec, pool: Pool, config: WorkerConfig, model: ModelFacts) -> Manifest:
     agent = pool.ports.agent
-    download_seconds = downloaded_bytes(spec, model) / SLOWEST_DOWNLOAD_BYTES_PER_SECOND
+    # The agent does not count the time in which a download gets on.
+    download_seconds = downloaded_bytes(spec, model) / SLOWEST_LOAD_BYTES_PER_SECOND
     start_seconds = config.longest_start_seconds + download_seconds + START_MARGIN_SECONDS
     return {
         "name": CONTAINER,

@@ -7,13 +7,14 @@ import logging
 from typing import Final
 
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.api_formats.inference_request import InferenceRequest
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.recorder import Recorder
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.metrics.class_metrics import ClassMetrics, Sum
 from fulcrum.gateway.metrics.counts import Metrics
 from fulcrum.gateway.metrics.slo import UNREACHABLE, judge_latency, judge_refusal
-from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.routing import Incoming
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ class Accounts:
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         access_log: bool,
+        recorder: Recorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._slo_ttft_seconds = config.slo_ttft_seconds
         self._slo_tpot_seconds = config.slo_tpot_seconds
         self.has_slo = self._slo_ttft_seconds is not None or self._slo_tpot_seconds is not None
@@ -49,7 +52,11 @@ class Accounts:
         self._count = 0
 
     def arrived(self, exchange: Exchange, incoming: Incoming) -> None:
-        """A request came that could be read."""
+        """A request came that could be read. One of a batch class is no load: no worker is to be started for it."""
+        if self._recorder is not None:
+            self._recorder.arrived(exchange)
+        if self._admission.classes.batch[incoming.qos]:
+            return
         counts = self._metrics.of_class(exchange.qos_class)
         counts.arrivals += 1
         counts.arrived_prompt_tokens.add(incoming.prompt_tokens)
@@ -64,15 +71,24 @@ class Accounts:
 
     def close(self, exchange: Exchange, error: RequestError | None) -> None:
         """The call is over, with `error` if that is how it was answered."""
-        duration_seconds = self._loop.time() - exchange.started_at
+        now = self._loop.time()
+        duration_seconds = now - exchange.started_at
         reason = error.reason.value if error is not None and error.reason is not None else ""
         code = error.status.value if error is not None else int(exchange.response.status)
+        if self._recorder is not None:
+            self._recorder.ended(exchange, code, error, now)
         metrics = self._metrics
         metrics.requests[exchange.route, code, reason, exchange.qos_class] += 1
         trace_id = exchange.trace.trace_id if exchange.trace is not None else ""
         metrics.duration_seconds.observe(duration_seconds, trace_id)
         counts = metrics.of_class(exchange.qos_class)
         if exchange.request is not None:
+            adapter = exchange.request.adapter
+            if adapter and (adapter, _OK) in metrics.adapter_requests:  # no label is a client's to make up
+                metrics.adapter_requests[adapter, code] += 1
+        if exchange.incoming is not None and self._admission.classes.batch[exchange.incoming.qos]:
+            self._batch(exchange, counts, code)
+        elif exchange.request is not None:
             self._prompt(exchange, exchange.request, counts)
             if exchange.key is not None and exchange.incoming is not None:
                 exchange.key.correct(
@@ -96,6 +112,22 @@ class Accounts:
                 exchange.path, exchange.attempts, duration_seconds, exchange.prompt_tokens, exchange.output_tokens,
                 f" trace={trace_id}" if trace_id else "",
             )  # fmt: skip
+
+    def _batch(self, exchange: Exchange, counts: ClassMetrics, code: int) -> None:
+        """Count a batch request: its tokens apart from those that are load, and no promise that it could have missed.
+
+        Admission learns the length of its answer.
+        """
+        incoming = exchange.incoming
+        assert incoming is not None
+        if exchange.key is not None:
+            exchange.key.correct(_used(exchange, code) - incoming.prompt_tokens - incoming.output_tokens)
+        output_tokens = exchange.output_tokens
+        if code != _OK or output_tokens is None:
+            return
+        counts.batch_output_tokens += output_tokens
+        if exchange.flight is not None:
+            self._admission.core.learn(exchange.flight, output_tokens=output_tokens)
 
     def _prompt(self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics) -> None:
         """Prompt length of any request that could be read: one that was turned away is load too."""
@@ -137,20 +169,15 @@ class Accounts:
             self._judge(exchange, counts, ttft_seconds, tpot_seconds)
         # The pace of a client that does not keep up is its own; that of a resumed stream is of several workers.
         pace_seconds = None if exchange.response.slowed or exchange.attempts > 1 else tpot_seconds
-        if exchange.flight is not None and (self._admission.decides or self._count % _LEARN_EVERY == 0):
+        # Later attempts waited for what the first one lost.
+        first_seconds = ttft_seconds if exchange.attempts == 1 else None
+        flight = exchange.flight
+        if flight is not None and (self._admission.decides or self._count % _LEARN_EVERY == 0):
             self._admission.core.learn(
-                exchange.flight,
-                # Later attempts waited for what the first one lost.
-                ttft_seconds=ttft_seconds if exchange.attempts == 1 else None,
-                tpot_seconds=pace_seconds,
-                output_tokens=output_tokens,
+                flight, ttft_seconds=first_seconds, tpot_seconds=pace_seconds, output_tokens=output_tokens
             )
             if self._count % _LEARN_EVERY == 0:
-                self._admission.cluster.workers.served(
-                    exchange.flight,
-                    ttft_seconds=ttft_seconds if exchange.attempts == 1 else None,
-                    tpot_seconds=pace_seconds,
-                )
+                self._admission.cluster.workers.served(flight, ttft_seconds=first_seconds, tpot_seconds=pace_seconds)
 
     def _judge(
         self, exchange: Exchange, counts: ClassMetrics, ttft_seconds: float | None, tpot_seconds: float | None
@@ -187,6 +214,8 @@ def _used(exchange: Exchange, code: int) -> float:
     """Tokens that a request came to."""
     if code == _TOO_MANY or exchange.incoming is None:
         return 0  # what was turned away has used nothing
+    if exchange.request is not None and exchange.request.pools:
+        return exchange.prompt_tokens or 0
     output: float | None = exchange.output_tokens
     if output is None:
         if exchange.response.streaming:

@@ -7,10 +7,13 @@ import asyncio
 from fulcrum.admission import Preempt
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.reasons import Reason
+from fulcrum.gateway.api_formats.inference_request import MESSAGES_PATH, RESPONSES_PATH, InferenceRequest, ask_for_usage
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.client_stream import ClientStream
+from fulcrum.gateway.dispatch.entrance import Entrance, degrade
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.hold import Hold
 from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_deadlines import LegDeadlines, between_pieces_seconds
 from fulcrum.gateway.dispatch.leg_failure import LegFailedError
@@ -24,7 +27,6 @@ from fulcrum.gateway.errors import rejected
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.inference_request import MESSAGES_PATH, RESPONSES_PATH, InferenceRequest, ask_for_usage
 from fulcrum.gateway.workers.registry import WorkerRegistry
 from fulcrum.routing import Flight, Incoming, Route
 
@@ -67,29 +69,29 @@ class Attempts:
             loop=loop,
         )
         self.tokenizing = Tokenizing(sender, self._blame, registry, loop)
+        self.hold = Hold(config.hold, admission=admission, heartbeat_seconds=config.heartbeat_seconds, loop=loop)
         self._budget = StreamLogBudget()
+        self._entrance = Entrance(admission, self.hold, loop, self._preempt)
         self._preempts = len(admission.classes) > 1
         self._under_way: dict[Flight, tuple[asyncio.Task[None], Response]] = {}
         """Tasks to cancel when their request makes way for another; empty where there is one class only."""
 
     async def run(self, exchange: Exchange, request: InferenceRequest, incoming: Incoming) -> None:
         """Let a request in and have it served. Raises RequestError."""
-        decided = self._admission.decide(incoming, self._loop.time())
-        if isinstance(decided, Preempt):
-            self._preempt(decided)
-        route = decided.route
+        admitted = await self._entrance.enter(exchange, incoming, streams=request.stream)
+        incoming, flight = admitted.incoming, admitted.flight
+        if admitted.output_cap is not None:
+            request = degrade(exchange, request, self._admission, admitted.output_cap)
         tried: frozenset[str] = frozenset()
         slow: frozenset[str] = frozenset()
-        if request.stream:
-            exchange.response.deadline = exchange.deadline
-            exchange.response.begin_heartbeat(self._loop, self._heartbeat_seconds)
-            exchange.stream = self._client_stream(exchange, request)
         self._leg_deadlines.arrived()
         while True:
             exchange.attempts += 1
             exchange.first_token_at = exchange.response.began_at  # nothing of an attempt that failed
-            flight = exchange.flight = self._cluster.start(incoming, route, self._loop.time())
+            exchange.flight = flight
             try:
+                if request.stream and exchange.stream is None:
+                    self._begin_stream(exchange, request)
                 await self._attempt(exchange, request, flight)
             except LegFailedError as failed:
                 if exchange.response.started:
@@ -107,6 +109,12 @@ class Attempts:
             route = self._another_decode(exchange, incoming, tried) or await self._recovery.detour(
                 exchange, incoming, tried, slow
             )
+            flight = self._cluster.start(incoming, route, self._loop.time())
+
+    def _begin_stream(self, exchange: Exchange, request: InferenceRequest) -> None:
+        exchange.response.deadline = exchange.deadline
+        exchange.response.begin_heartbeat(self._loop, self._heartbeat_seconds)
+        exchange.stream = self._client_stream(exchange, request)
 
     def _client_stream(self, exchange: Exchange, request: InferenceRequest) -> ClientStream:
         """What passes the stream on; asks the engine for what is to be known of it."""
@@ -149,12 +157,13 @@ class Attempts:
                 self._under_way.pop(flight, None)
 
     def _preempt(self, decided: Preempt) -> None:
-        """End requests of lower classes that still wait for their prefill: no token of them was sent."""
+        """End requests of which no token was sent: those of lower classes that wait for their prefill, and batch."""
         for victim in decided.victims:
             task, response = self._under_way.pop(victim, (None, None))
             if task is None or response is None or response.started:
                 continue  # a stream that is being resumed: its client has tokens
             self._cluster.finish(victim, self._loop.time())
             if response.verdict is None:
-                response.verdict = rejected(Reason.PREEMPTED, decided.retry_after_seconds)
+                reason = Reason.NOTHING_IDLE if victim.load.batch else Reason.PREEMPTED
+                response.verdict = rejected(reason, decided.retry_after_seconds)
                 task.cancel()

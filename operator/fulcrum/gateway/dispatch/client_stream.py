@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulcrum.gateway.api_formats.events import DONE_LINE
+from fulcrum.gateway.api_formats.inference_request import Usage
 from fulcrum.gateway.dispatch.stream_ends import begins_with_failure, read_end
 from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.framing import without_end
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
-from fulcrum.gateway.openai.events import DONE_LINE
-from fulcrum.gateway.openai.inference_request import Usage
 
 _EVENT: Final = b"\ndata: "
 _GOES_ON: Final = b'"finish_reason":null'

@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import msgspec
 
+from fulcrum.gateway.api_formats.events import DONE, events_of, read_event
+from fulcrum.gateway.api_formats.inference_request import Usage
+from fulcrum.gateway.api_formats.stream_event import Choice, Logprobs
 from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.dispatch.stream_ends import begins_with_failure
 from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
-from fulcrum.gateway.openai.events import DONE, events_of, read_event
-from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_event import Choice
 
 
 class Continuation:
     """Takes the stream of `/v1/completions` that goes on after the tokens in `stream_log`."""
 
     __slots__ = (
-        "_again", "_began", "_chat", "_every_usage", "_prompt_tokens", "_response", "_source", "_stream_log",
-        "_usage",
+        "_again", "_began", "_chat", "_every_usage", "_offset", "_prompt_tokens", "_response", "_source",
+        "_stream_log", "_usage",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,7 @@ class Continuation:
         self._stream_log = stream_log
         self._chat = chat
         self._again = again
+        self._offset = stream_log.token_chars
         self._prompt_tokens = prompt_tokens
         self._usage = wants_usage
         self._every_usage = wants_every_usage
@@ -127,20 +128,31 @@ class Continuation:
         stream_log = self._stream_log
         ids = choice.token_ids or []
         known = max(stream_log.ids_sent - len(stream_log.ids), 0)  # ids that are made again
-        text = stream_log.add(ids, choice.text or "")
+        text = stream_log.add(ids, choice.text or "", choice.logprobs)
         stream_log.finish_reason = choice.finish_reason
         out: dict[str, object] = {"index": 0}
         if self._chat:
             out["delta"] = {"content": text}
         else:
             out["text"] = text
-        out |= {"logprobs": None, "finish_reason": choice.finish_reason}
+        out |= {"logprobs": self._logprobs(choice.logprobs, known), "finish_reason": choice.finish_reason}
         if not self._chat or choice.finish_reason is not None:
             out["stop_reason"] = choice.stop_reason
         if not self._chat:
             out["prompt_token_ids"] = None
         out["token_ids"] = ids[known:]
         return self._event([out], usage=self._counts() if self._every_usage else None)
+
+    def _logprobs(self, made: Logprobs | None, known: int) -> dict[str, object] | None:
+        """Those that the client has not yet got; their offsets count from the beginning of the whole answer."""
+        if made is None:
+            return None
+        return {
+            "text_offset": [self._offset + offset for offset in made.text_offset[known:]],
+            "token_logprobs": made.token_logprobs[known:],
+            "tokens": made.tokens[known:],
+            "top_logprobs": made.top_logprobs[known:],
+        }
 
     def _event(self, choices: list[dict[str, object]], *, usage: Usage | None) -> bytes:
         stream_log = self._stream_log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulcrum.gateway.api_formats.inference_request import InferenceRequest, Usage
 from fulcrum.gateway.api_keys import ApiKey
 from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
@@ -11,7 +12,6 @@ from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import StreamSink
-from fulcrum.gateway.openai.inference_request import InferenceRequest, Usage
 from fulcrum.gateway.tracing.trace import RequestTrace
 from fulcrum.gateway.workers.registry import KnownWorker
 from fulcrum.routing import Flight, Incoming
@@ -27,6 +27,7 @@ class Exchange:
         "accused", "attempts", "broken", "deadline", "first_token_at", "flight", "fruitless", "held",
         "incoming", "key", "lost_at", "output_tokens", "path", "prompt_ids", "prompt_tokens", "qos_class", "request",
         "response", "route", "sink", "started_at", "stream", "stream_log", "tokens_before", "trace",
+        "woken",
     )  # fmt: skip
 
     def __init__(self, *, route: str, response: Response, started_at: float, deadline: float, qos_class: str) -> None:
@@ -67,6 +68,8 @@ class Exchange:
         self.output_tokens: int | None = None
         self.first_token_at = 0.0
         """Loop time; 0 while unknown."""
+        self.woken = False
+        """It was held until a worker ran."""
         self.trace: RequestTrace | None = None
         """None: no request is traced here."""
 
@@ -90,3 +93,10 @@ class Exchange:
             return 0
         most = max(self.response.events - done, 0) * self.request.stream_interval
         return most if self.request.max_tokens is None or self.request.whole else min(most, self.request.max_tokens)
+
+    def tokens_so_far(self) -> int:
+        """Tokens that its client was sent while it is under way, as events tell; of an answer that comes as one: 0."""
+        if self.output_tokens is not None:
+            return self.output_tokens
+        interval = self.request.stream_interval if self.request is not None else 1
+        return self.tokens_before + self.response.events_so_far() * interval

@@ -7,13 +7,13 @@ from collections.abc import Coroutine
 from math import inf
 from typing import Any
 
+from fulcrum.gateway.api_formats.bodies import is_aborted
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.dispatch.span_attributes import answer_attributes, leg_attributes
 from fulcrum.gateway.http.upstream_answer import Answer, Excuse, Failure, StreamSink, UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import is_aborted
 from fulcrum.gateway.tracing.trace import RequestTrace
 from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 

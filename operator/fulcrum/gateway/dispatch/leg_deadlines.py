@@ -6,8 +6,8 @@ from math import inf
 from typing import Final
 
 from fulcrum.admission import NeighbourSlowdown
+from fulcrum.gateway.api_formats.inference_request import InferenceRequest
 from fulcrum.gateway.dispatch.exchange import MAX_ATTEMPTS, Exchange
-from fulcrum.gateway.openai.inference_request import InferenceRequest
 from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import Flight, WorkerView
 from fulcrum.routing.view import DEFAULT_TTFT_SECONDS

@@ -6,6 +6,10 @@ import asyncio
 from functools import partial
 from typing import Final
 
+from fulcrum.gateway.api_formats.bodies import read_answer, read_usage
+from fulcrum.gateway.api_formats.error_object import error_form
+from fulcrum.gateway.api_formats.inference_request import ENGINE_PATHS, RESPONSES_PATH, InferenceRequest
+from fulcrum.gateway.api_formats.named_events import without_store
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.dispatch.held_prefill import HeldPrefill
@@ -15,10 +19,6 @@ from fulcrum.gateway.dispatch.recovery import Recovery
 from fulcrum.gateway.errors import upstream_failed
 from fulcrum.gateway.http.upstream_answer import Answer
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import read_answer, read_usage
-from fulcrum.gateway.openai.error_object import error_form
-from fulcrum.gateway.openai.inference_request import RESPONSES_PATH, InferenceRequest
-from fulcrum.gateway.openai.named_events import without_store
 from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import ClusterView, Flight, prefill_left_seconds
 
@@ -96,6 +96,9 @@ class Legs:
     async def one(self, exchange: Exchange, request: InferenceRequest, flight: Flight, rank: KnownRank) -> None:
         """Prefill and decode on one worker. Raises LegFailedError."""
         exchange.path = rank.name
+        if request.pools:
+            await self._pool(exchange, request, flight, rank)
+            return
         if request.stream:
             exchange.response.on_begin = partial(self._first_token, flight)
         elif flight.route.ttft_seconds < _LONGEST_GUESS_SECONDS:
@@ -106,6 +109,14 @@ class Legs:
         if expected.known and exchange.output_tokens:
             later_seconds = (exchange.output_tokens - 1) * expected.tpot_seconds if not request.whole else 0.0
             self._cluster.answered(flight, self._loop.time(), later_seconds=later_seconds)
+
+    async def _pool(self, exchange: Exchange, request: InferenceRequest, flight: Flight, rank: KnownRank) -> None:
+        """A prompt whose answer is there as soon as it is computed. Raises LegFailedError."""
+        await self._last_leg(exchange, request, rank, "whole", request.whole_body())
+        if exchange.response.status == _OK:
+            now = exchange.first_token_at = self._loop.time()
+            exchange.output_tokens = 1
+            self._cluster.prefill_done(flight, now, prompt_tokens=exchange.prompt_tokens)
 
     def _prefill_left_seconds(self, exchange: Exchange, rank: KnownRank) -> float | None:
         """What is left for the prefill, for an engine that chooses how to restore a prefix; None: it does not."""
@@ -132,7 +143,8 @@ class Legs:
         if exchange.accused and sink is not None:
             self._blame.convict_when_begun(exchange)
         answer = await self._sender.send(
-            leg, exchange, rank, request.path, body, headers=request.engine_headers, sink=sink,
+            leg, exchange, rank, ENGINE_PATHS.get(request.path, request.path), body,
+            headers=request.engine_headers, sink=sink,
             silence_seconds=self._leg_deadlines.last_leg_seconds(exchange, request, rank),
         )  # fmt: skip
         if exchange.accused and answer.status == _OK:

@@ -5,11 +5,11 @@ It cannot be resumed: neither API says which tokens an event is. Before the firs
 
 from __future__ import annotations
 
+from fulcrum.gateway.api_formats.named_events import fails_at_once, is_preface, read_named, says_more
 from fulcrum.gateway.dispatch.client_stream import ClientStream
 from fulcrum.gateway.http.framing import LAST_CHUNK, chunk, payload
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.upstream_answer import Failure, StreamSource
-from fulcrum.gateway.openai.named_events import fails_at_once, is_preface, read_named, says_more
 
 
 class NamedStream(ClientStream):

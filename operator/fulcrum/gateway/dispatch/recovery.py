@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.gateway.api_formats.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.continuation import Continuation, Restart
@@ -29,7 +30,6 @@ from fulcrum.gateway.dispatch.stream_log import StreamLog
 from fulcrum.gateway.errors import RequestError, upstream_failed
 from fulcrum.gateway.http.upstream_answer import StreamSink
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, InferenceRequest, wants_every_usage
 from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 from fulcrum.routing import Incoming, Route
 
@@ -192,6 +192,8 @@ class Recovery:
         point = resume_point(request, stream_log)
         if point is None:
             raise self._impossible("too much of it was held back for stop strings")
+        if stream_log.logprobs and point.tokens < len(stream_log.ids) and not greedy(request):
+            raise self._impossible("its last tokens, whose log probabilities were sent, would be sampled again")
         stream_log.rewind(point.tokens, point.chars)
         if not point.again or greedy(request):
             return point.again

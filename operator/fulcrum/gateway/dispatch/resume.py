@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from fulcrum.gateway.api_formats.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
 from fulcrum.gateway.dispatch.stream_log import StreamLog, StreamLogBudget
-from fulcrum.gateway.openai.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest
 
 _TRUE: Final = Raw(b"true")
 _FALSE: Final = Raw(b"false")
@@ -24,11 +24,16 @@ _NOTHING: Final = (b"null", b"false", b"[]", b"{}", b"0", b'"none"')
 _OBSTACLES: Final = frozenset(
     (
         # More in the events than text, or text that depends on all of the output so far.
-        "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "echo", "tools", "functions",
+        "prompt_logprobs", "echo", "tools", "functions",
         "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
         "thinking_token_budget", "repetition_detection", "vllm_xargs", "return_prompt_text",
     )
 )  # fmt: skip
+_CHAT_OBSTACLES: Final = _OBSTACLES | {"logprobs", "top_logprobs"}
+"""The rest of a stream comes from `/v1/completions`, whose `top_logprobs` name tokens by their text: of two with the
+same text (halves of characters) one is missing, which a chat's have both."""
+_LOGPROBS: Final = ("logprobs", "logprob_token_ids", "return_tokens_as_token_ids")
+"""Carried over of a completion alone: a chat's `logprobs: false` would ask for them there."""
 _CARRIED: Final[tuple[str, ...]] = (
     "model", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "temperature",
     "top_p", "top_k", "min_p", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
@@ -46,7 +51,8 @@ def follow(request: InferenceRequest, budget: StreamLogBudget) -> StreamLog | No
     fields = request.fields
     if not request.stream or request.whole:
         return None
-    if not fields.keys().isdisjoint(_OBSTACLES) and any(_says(fields, name) for name in _OBSTACLES):
+    obstacles = _CHAT_OBSTACLES if request.path == CHAT_PATH else _OBSTACLES
+    if not fields.keys().isdisjoint(obstacles) and any(_says(fields, name) for name in obstacles):
         return None
     asked = fields.get(_IDS)
     if asked is not None and bytes(asked) == b"false":
@@ -93,12 +99,12 @@ def resume_point(request: InferenceRequest, stream_log: StreamLog) -> Point | No
         while first and marks[first][2] != 1:
             first = _first_of(marks, marks[first - 1][1])
         best = first if marks[first][2] == 1 else best
-    tokens, chars, _ = marks[best]
+    tokens, chars, *_ = marks[best]
     again = stream_log.tail(chars)
     return None if again is None else Point(tokens=tokens, chars=chars, again=again)
 
 
-def _first_of(marks: list[tuple[int, int, int]], chars: int) -> int:
+def _first_of(marks: list[tuple[int, int, int, int]], chars: int) -> int:
     return next(number for number, mark in enumerate(marks) if mark[1] == chars)
 
 
@@ -143,6 +149,8 @@ def tokenize_body(request: InferenceRequest, text: str) -> bytes:
 def rest_request(request: InferenceRequest, prompt: list[int], stream_log: StreamLog) -> InferenceRequest:
     """The job of going on after the tokens in `stream_log`."""
     fields = {name: request.fields[name] for name in _CARRIED if name in request.fields}
+    if request.path == COMPLETIONS_PATH:
+        fields |= {name: request.fields[name] for name in _LOGPROBS if name in request.fields}
     made = len(stream_log.ids)
     left = None if request.max_tokens is None else max(request.max_tokens - made, 0)
     fields["prompt"] = Raw(msgspec.json.encode([*prompt, *stream_log.ids]))
@@ -153,7 +161,9 @@ def rest_request(request: InferenceRequest, prompt: list[int], stream_log: Strea
     fields["stream"] = _TRUE
     fields["stream_options"] = request.fields.get("stream_options", _USAGE)
     fields[_IDS] = _TRUE
-    return InferenceRequest(path=COMPLETIONS_PATH, fields=fields, stream=True, whole=False, max_tokens=left)
+    return InferenceRequest(
+        path=COMPLETIONS_PATH, fields=fields, stream=True, whole=False, max_tokens=left, adapter=request.adapter
+    )
 
 
 def greedy(request: InferenceRequest) -> bool:

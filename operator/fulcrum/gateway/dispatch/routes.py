@@ -12,20 +12,25 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.api.batch import is_batch_path
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.api_formats import openapi
+from fulcrum.gateway.api_formats.inference_request import POST_PATHS, RESPONSES_PATH, ServedModel
 from fulcrum.gateway.dispatch.admit import AdmissionControl
-from fulcrum.gateway.errors import RequestError
+from fulcrum.gateway.errors import RequestError, other_task
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
-from fulcrum.gateway.openai import openapi
-from fulcrum.gateway.openai.inference_request import INFERENCE_PATHS, RESPONSES_PATH, TOKENIZING_PATHS
+from fulcrum.gateway.workers.adapters import Adapters
 
 _JSON: Final = b"application/json"
 _TEXT: Final = b"text/plain; charset=utf-8"
 _MODELS: Final = "/v1/models"
+_NO_BATCHES: Final = (
+    "This cluster keeps no files and runs no batches. To turn them on, set spec.batch.claim of the InferenceCluster "
+    "to a PersistentVolumeClaim, and have a class of kind Batch in spec.admission.classes."
+)
 GET_PATHS: Final = (_MODELS, "/health", "/ready", openapi.PATH)
-POST_PATHS: Final = (*INFERENCE_PATHS, *TOKENIZING_PATHS)
 
 
 class Routes:
@@ -35,14 +40,19 @@ class Routes:
         self,
         config: GatewayConfig,
         *,
+        served: ServedModel,
         admission: AdmissionControl,
+        adapters: Adapters,
         cors: Cors,
         not_ready: Callable[[], str | None],
         refused: Callable[[RequestError], None],
     ) -> None:
         """`not_ready`: why there should be no traffic; `refused`: counts an error."""
         self._config = config
+        self._served = served
+        self._paths = frozenset(served.paths)
         self._admission = admission
+        self._adapters = adapters
         self._cors = cors
         self._not_ready = not_ready
         self._refused = refused
@@ -51,7 +61,7 @@ class Routes:
     def answer(self, request: Request, response: Response) -> bool:
         """Answer a request; False: it needs a worker."""
         path = request.path
-        if path in POST_PATHS and request.method == b"POST":
+        if path in self._paths and request.method == b"POST":
             media_type = request.content_type.partition(b";")[0].strip().lower()
             if media_type in (b"application/json", b""):
                 return False
@@ -75,9 +85,14 @@ class Routes:
                 self._model(path.removeprefix(_MODELS + "/"), response)
             else:
                 response.send(*self._get(path))
+        elif path in POST_PATHS and path not in self._paths and request.method == b"POST":
+            makes, other = ("embeddings and scores", "Generate") if self._served.pools else ("text", "Pooling")
+            self._fail(response, other_task(path, makes, other))
         elif path.startswith(RESPONSES_PATH + "/"):
             message = "Responses are not stored: send all of the conversation as `input` of a new one."
             self._fail(response, RequestError(HTTPStatus.NOT_FOUND, message, code="response_not_found"))
+        elif is_batch_path(path):
+            self._fail(response, RequestError(HTTPStatus.NOT_FOUND, _NO_BATCHES, code="batches_off"))
         elif not one_model and path not in GET_PATHS and path not in POST_PATHS:
             self._fail(response, RequestError(HTTPStatus.NOT_FOUND, "There is nothing at this path.", code="not_found"))
         else:
@@ -98,7 +113,9 @@ class Routes:
             return HTTPStatus.OK, _TEXT, b"ok\n"
         if path == openapi.PATH:
             described = openapi.document(
-                guarded=self._admission.keys is not None, max_body_bytes=self._config.limits.max_body_bytes
+                guarded=self._admission.keys is not None,
+                max_body_bytes=self._config.limits.max_body_bytes,
+                batches=self._config.batch is not None,
             )
             return HTTPStatus.OK, _JSON, msgspec.json.encode(described)
         if path == "/ready":
@@ -106,25 +123,31 @@ class Routes:
             if why is None:
                 return HTTPStatus.OK, _TEXT, b"ready\n"
             return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, why.encode() + b"\n"
-        return HTTPStatus.OK, _JSON, msgspec.json.encode({"object": "list", "data": [self._model_card()]})
+        return HTTPStatus.OK, _JSON, msgspec.json.encode({"object": "list", "data": self._cards()})
 
     def _model(self, name: str, response: Response) -> None:
-        if name == self._config.served_name:
-            response.send(HTTPStatus.OK, _JSON, msgspec.json.encode(self._model_card()))
+        card = next((each for each in self._cards() if each["id"] == name), None)
+        if card is not None:
+            response.send(HTTPStatus.OK, _JSON, msgspec.json.encode(card))
         else:
             self._fail(
                 response,
                 RequestError(HTTPStatus.NOT_FOUND, "The model does not exist.", param="model", code="model_not_found"),
             )
 
-    def _model_card(self) -> dict[str, object]:
+    def _cards(self) -> list[dict[str, object]]:
+        """The model and its adapters, as vLLM lists them."""
         config = self._config
+        adapters = [self._card(each.name, each.source, config.served_name) for each in self._adapters.listed.values()]
+        return [self._card(config.served_name, config.model, None), *adapters]
+
+    def _card(self, name: str, root: str, parent: str | None) -> dict[str, object]:
         return {
-            "id": config.served_name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "fulcrum",
-            "root": config.model,
-            "parent": None,
-            "max_model_len": config.max_model_len,
+            "root": root,
+            "parent": parent,
+            "max_model_len": self._config.max_model_len,
         }

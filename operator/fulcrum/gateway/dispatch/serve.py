@@ -11,19 +11,26 @@ from typing import Final
 from msgspec import Raw
 
 from fulcrum.api.gateway import GatewayConfig
+from fulcrum.gateway.api_formats.bodies import check_body, read_checked, read_request, read_tokenizing
+from fulcrum.gateway.api_formats.inference_request import (
+    RESPONSES_PATH,
+    TOKENIZING_PATHS,
+    InferenceRequest,
+    ServedModel,
+)
 from fulcrum.gateway.dispatch.accounting import Accounts
 from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.attempt import Attempts
 from fulcrum.gateway.dispatch.exchange import Exchange
+from fulcrum.gateway.dispatch.recorder import Recorder
 from fulcrum.gateway.dispatch.span_attributes import operation, request_attributes
-from fulcrum.gateway.errors import RequestError
+from fulcrum.gateway.errors import RequestError, bad_request
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.metrics.counts import Metrics
-from fulcrum.gateway.openai.bodies import check_body, read_checked, read_request, read_tokenizing
-from fulcrum.gateway.openai.inference_request import RESPONSES_PATH, TOKENIZING_PATHS, InferenceRequest, ServedModel
 from fulcrum.gateway.tracing.trace import Tracing, failure_type
 from fulcrum.gateway.unhandled import describe
+from fulcrum.gateway.workers.adapters import Adapters
 from fulcrum.gateway.workers.registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
@@ -37,31 +44,36 @@ _LONGEST_REST_SECONDS: Final = 0.05
 
 
 class Inference:
-    """Serves completions and chat completions."""
+    """Serves requests that workers answer."""
 
     def __init__(
         self,
         *,
         config: GatewayConfig,
+        served: ServedModel,
         admission: AdmissionControl,
         registry: WorkerRegistry,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         access_log: bool,
+        adapters: Adapters,
         tracing: Tracing | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._tracing = tracing
-        self._served = ServedModel(
-            name=config.served_name, max_model_len=config.max_model_len, media_urls=bool(config.media_domains)
-        )
+        self._adapters = adapters
+        self._served = served
         self._request_timeout_seconds = config.limits.request_timeout_seconds
         self._salts_prefixes = config.salt_prefixes
         self._admission = admission
         self._classes = admission.classes
         self._loop = loop
         self._attempts = Attempts(config=config, admission=admission, registry=registry, metrics=metrics, loop=loop)
+        self.hold = self._attempts.hold
         self._priorities = _engine_priorities(admission)
-        self._accounts = Accounts(config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log)
+        self._accounts = Accounts(
+            config=config, admission=admission, metrics=metrics, loop=loop, access_log=access_log, recorder=recorder
+        )
         self.has_slo = self._accounts.has_slo
         self._resting = asyncio.Lock()
         """Held while work on a large request rests, so that such work fills half of the event loop's time at most."""
@@ -110,6 +122,8 @@ class Inference:
             request = read_request(http_request.path, http_request.body, self._served)
         if key is not None and self._salts_prefixes:
             request.fields["cache_salt"] = Raw(key.cache_salt(bytes(request.fields.get("cache_salt", b""))))
+        if request.stream and self._classes.batch[qos]:
+            raise bad_request("A batch request makes way for others, so it cannot be streamed.", param="stream")
         began = perf_counter()
         incoming = self._admission.incoming(request, qos, http_request.headers)
         if key is not None:
@@ -123,7 +137,11 @@ class Inference:
         self._accounts.arrived(exchange, incoming)
         if large:
             await self._rest(began)
-        await self._attempts.run(exchange, request, incoming)
+        self.hold.began()
+        try:
+            await self._attempts.run(exchange, request, incoming)
+        finally:
+            self.hold.ended(exchange)
 
     def _end(self, exchange: Exchange, error: RequestError | None) -> None:
         try:
@@ -134,7 +152,7 @@ class Inference:
             self._accounts.close(exchange, error)
             if exchange.trace is not None and exchange.trace.sampled:
                 code = int(exchange.response.status) if error is None else error.status.value
-                attributes = request_attributes(exchange, self._served.name, code, error)
+                attributes = request_attributes(exchange, self._model_of(exchange), code, error)
                 failure = "cancelled" if error is None and code == CLIENT_CLOSED else failure_type(error)
                 exchange.trace.end(attributes, failure)
         except Exception as crash:  # noqa: BLE001  the client's next requests come on the same connection
@@ -142,6 +160,11 @@ class Inference:
             logger.error("account_crashed id=%s error=%s", request_id, describe(crash))  # noqa: TRY400
         if exchange.stream_log is not None:
             exchange.stream_log.close()
+
+    def _model_of(self, exchange: Exchange) -> str:
+        """The name by which a request is told of: an adapter's only where the spec lists it."""
+        adapter = exchange.request.adapter if exchange.request is not None else ""
+        return adapter if adapter in self._adapters.listed else self._served.name
 
     async def _tokenize(self, exchange: Exchange, http_request: Request) -> None:
         """Have a worker tokenize or detokenize; a key is charged one request. Raises RequestError."""

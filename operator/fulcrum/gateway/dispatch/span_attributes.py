@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from fulcrum.api.reasons import REJECTIONS
+from fulcrum.gateway.api_formats.inference_request import COMPLETIONS_PATH, POOLING_PATHS, TOKENIZING_PATHS
 from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.upstream_answer import Answer
-from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, TOKENIZING_PATHS
 from fulcrum.gateway.tracing.trace import Attributes
 from fulcrum.gateway.workers.registry import KnownRank
 
@@ -19,6 +19,8 @@ def operation(route: str) -> str:
     """Name of what a route does, as the conventions have it."""
     if route in TOKENIZING_PATHS:
         return "tokenize"
+    if route in POOLING_PATHS:
+        return route.rpartition("/")[2]
     return "text_completion" if route == COMPLETIONS_PATH else "chat"
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from fulcrum.gateway.api_formats.events import ABORT, ERROR, fails, read_or_none
+from fulcrum.gateway.api_formats.inference_request import Usage
 from fulcrum.gateway.http.framing import EVENT_END, LAST_CHUNK, chunk, payload
-from fulcrum.gateway.openai.events import ABORT, ERROR, fails, read_or_none
-from fulcrum.gateway.openai.inference_request import Usage
 
 _USAGE: Final = b'"usage"'
 _END_BYTES: Final = 512

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from fulcrum.gateway.api_formats.events import DONE, read_event
+from fulcrum.gateway.api_formats.inference_request import Usage
+from fulcrum.gateway.api_formats.stream_event import Event, Logprobs
 from fulcrum.gateway.http.framing import chunk, payload
-from fulcrum.gateway.openai.events import DONE, read_event
-from fulcrum.gateway.openai.inference_request import Usage
-from fulcrum.gateway.openai.stream_event import Event
 
 ROOM_BYTES: Final = 64 * 1024
 """Raw bytes that one stream keeps before they are read."""
@@ -50,8 +50,8 @@ class StreamLog:
 
     __slots__ = (
         "_budget", "_cum", "_first", "_origin", "_texts", "_texts_from", "chars", "created", "done", "event_id",
-        "finish_reason", "held_back", "hides_prompt", "ids", "ids_sent", "marks", "model", "pieces", "room", "usage",
-        "usage_sent", "why_not",
+        "finish_reason", "held_back", "hides_prompt", "ids", "ids_sent", "logprobs", "marks", "model", "pieces", "room",
+        "token_chars", "usage", "usage_sent", "why_not",
     )  # fmt: skip
 
     def __init__(self, budget: StreamLogBudget, *, held_back: int = 0, hides_prompt: bool = True) -> None:
@@ -72,10 +72,14 @@ class StreamLog:
         """Tokens of the answer so far."""
         self.ids_sent = 0
         """Of the tokens that are made again: how many ids the client had before."""
-        self.marks: deque[tuple[int, int, int]] = deque([(0, 0, 1)], maxlen=_KEPT_MARKS)
-        """(tokens, characters that they are, tokens of the event) after each event; the last ones."""
+        self.marks: deque[tuple[int, int, int, int]] = deque([(0, 0, 1, 0)], maxlen=_KEPT_MARKS)
+        """(tokens, characters that they are, tokens of the event, `token_chars`) after each event; the last ones."""
         self.chars = 0
         """Characters that the client was sent."""
+        self.logprobs = False
+        """The client was sent log probabilities of its tokens."""
+        self.token_chars = 0
+        """Characters of the tokens' own texts in log probabilities, by which these count their offsets."""
         self.event_id = self.model = ""
         self.created = 0
         self.finish_reason: str | None = None
@@ -141,14 +145,18 @@ class StreamLog:
             if choice.index:
                 self.why_not = "it comes in several parts"
             elif choice.token_ids is not None:
-                self.add(choice.token_ids, text)
+                self.add(choice.token_ids, text, choice.logprobs)
             elif text:
                 self.why_not = "the worker does not tell its tokens"
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
 
-    def add(self, ids: list[int], text: str) -> str:
+    def add(self, ids: list[int], text: str, logprobs: Logprobs | None) -> str:
         """The worker made `ids` and gave out `text`; what of it the client has not yet got."""
+        if logprobs is not None:
+            self.logprobs = True
+            for token in logprobs.tokens:
+                self.token_chars += len(token)
         made = self.ids
         made.extend(ids)
         length = len(text)
@@ -156,7 +164,7 @@ class StreamLog:
         end = self._origin + self._cum
         # Characters that the tokens are, unless so few that the engine gives none out yet.
         if self._cum or not self.held_back:
-            self.marks.append((len(made), end + self.held_back, len(ids)))
+            self.marks.append((len(made), end + self.held_back, len(ids), self.token_chars))
         if len(made) > MAX_TOKENS:
             self.why_not = "it is too long"
         fresh = end - self.chars
@@ -182,7 +190,8 @@ class StreamLog:
         self.ids_sent = max(self.ids_sent, len(self.ids))
         del self.ids[tokens:]
         kept = [mark for mark in self.marks if mark[0] <= tokens and mark[1] <= chars]
-        self.marks = deque(kept or [(tokens, chars, 1)], maxlen=_KEPT_MARKS)
+        self.marks = deque(kept or [(tokens, chars, 1, self.token_chars)], maxlen=_KEPT_MARKS)
+        self.token_chars = self.marks[-1][3]
         self._origin = chars
         self._cum = 0
 

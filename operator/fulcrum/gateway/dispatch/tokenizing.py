@@ -6,12 +6,12 @@ import asyncio
 from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.gateway.api_formats.error_object import error_form
 from fulcrum.gateway.dispatch.blame import Blame
 from fulcrum.gateway.dispatch.exchange import Exchange
 from fulcrum.gateway.dispatch.leg import LegSender
 from fulcrum.gateway.dispatch.leg_failure import LegFailedError
 from fulcrum.gateway.errors import no_worker
-from fulcrum.gateway.openai.error_object import error_form
 from fulcrum.gateway.workers.registry import KnownRank, WorkerRegistry
 
 _OK: Final = 200

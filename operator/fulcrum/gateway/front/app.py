@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from fulcrum.api.front import FrontRoutes
+from fulcrum.gateway.api_formats.error_object import ErrorForm, error_form
 from fulcrum.gateway.api_keys import RELOAD_SECONDS, ApiKey
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.front.asked import hash_key
@@ -23,13 +24,13 @@ from fulcrum.gateway.http.clients import BACKLOG, drain, listen, sweep
 from fulcrum.gateway.http.connection import ClientConnection
 from fulcrum.gateway.http.cors import Cors
 from fulcrum.gateway.http.internal_server import InternalServer
+from fulcrum.gateway.http.passage import Destination
 from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import Response
 from fulcrum.gateway.http.response_budget import ResponseBudget
 from fulcrum.gateway.http.slow_readers import SlowReaders
 from fulcrum.gateway.metrics.counts import CONTENT_TYPE
-from fulcrum.gateway.openai.error_object import ErrorForm, error_form
 from fulcrum.gateway.process import report_death, serve_until_signalled
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,12 @@ class Front:
 
     def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
         """Which keys a request needs depends on its model, which its body says."""
+        return None
+
+    def passes(self, path: str) -> bool:
+        return False
+
+    def destination(self) -> Destination | None:
         return None
 
     def answer(self, request: Request, response: Response) -> bool:

@@ -11,7 +11,6 @@ from msgspec import Raw
 
 from fulcrum.front.conversation import Conversation, conversation_of, named_conversation
 from fulcrum.gateway.errors import RequestError, bad_request
-from fulcrum.gateway.openai.bodies import check_body
 
 CONVERSATION_HEADER: Final = "x-fulcrum-conversation"
 """A client's own name for a conversation."""
@@ -29,7 +28,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder: Final = msgspec.json.Decoder(Asked)
-_fields: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 def read_asked(body: bytes | bytearray) -> Asked:
@@ -58,15 +56,6 @@ def conversation(asked: Asked, headers: Mapping[str, str], key: bytes) -> Conver
         return named_conversation(name, key)
     messages = bytes(asked.messages) or bytes(asked.input)
     return conversation_of(messages, key) if messages.startswith(b"[") else None
-
-
-def with_model(body: bytes | bytearray, model: str) -> bytes:
-    """The same body for another name of its model. Raises RequestError (400)."""
-    for _ in check_body(body):
-        pass
-    fields = _fields.decode(body)
-    fields["model"] = Raw(msgspec.json.encode(model))
-    return msgspec.json.encode(fields)
 
 
 def hash_key(namespace: str, name: str) -> bytes:

@@ -1,9 +1,14 @@
-"""The clusters behind a front: connections to their gateways, and requests as those want them."""
+"""The clusters behind a front: connections to their gateways, and requests as those want them.
+
+Compiled (hatch_build.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from fulcrum.api.front import FrontCluster
 from fulcrum.gateway.api_keys import AUTHORIZATION, X_API_KEY
@@ -24,10 +29,14 @@ def _is_line(value: str) -> bool:
 class Cluster:
     """One cluster's gateway."""
 
-    __slots__ = ("_head", "_headers", "heard_at", "in_flight", "known", "pool", "silent")
+    __slots__ = ("_head", "_headers", "heard_at", "in_flight", "known", "line", "model", "pool", "silent")
 
     def __init__(self, known: FrontCluster, response_budget: ResponseBudget) -> None:
         self.known = known
+        self.model = msgspec.json.encode(known.served_name)
+        """What its gateway takes as `model`, as JSON."""
+        self.line = b"x-fulcrum-cluster: %b\r\n" % known.name.encode()
+        """Header line that tells clients which cluster answers."""
         self.pool = ConnectionPool(known.host, known.port, response_budget, still=self._is_still)
         self.heard_at = 0.0
         """Loop time when it last answered anything."""
@@ -46,13 +55,15 @@ class Cluster:
         self, path: str, request_id: bytes, headers: Mapping[str, str], body: bytes | bytearray, *, keys: bool
     ) -> bytes:
         """A client's request as its gateway is sent it; with `keys`, its API key, too."""
-        names = (*self._headers, *KEY_HEADERS) if keys else self._headers
-        lines = "".join(
-            [f"\r\n{name}: {headers[name]}" for name in names if name in headers and _is_line(headers[name])]
-        )
+        lines = b""
+        if headers:
+            names = (*self._headers, *KEY_HEADERS) if keys else self._headers
+            lines = "".join(
+                [f"\r\n{name}: {headers[name]}" for name in names if name in headers and _is_line(headers[name])]
+            ).encode("latin-1")
         return b"".join(
             (
-                b"POST ", path.encode("ascii"), self._head, request_id, lines.encode("latin-1"),
+                b"POST ", path.encode("ascii"), self._head, request_id, lines,
                 b"\r\ncontent-length: ", str(len(body)).encode(), b"\r\n\r\n", body,
             )
         )  # fmt: skip

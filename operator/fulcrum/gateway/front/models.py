@@ -1,10 +1,12 @@
-"""The models of a front: names, keys, limits, and which clusters serve each of them."""
+"""The models of a front: names, keys, limits, and which clusters serve each of them. Compiled (hatch_build.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
+
+import msgspec
 
 from fulcrum.api.front import FrontRoute, FrontRoutes
 from fulcrum.api.reasons import Reason
@@ -17,10 +19,12 @@ from fulcrum.gateway.front.asked import no_model
 class Model:
     """One model."""
 
-    __slots__ = ("_allowance", "choice", "keys", "route")
+    __slots__ = ("_allowance", "adapter", "choice", "keys", "route")
 
     def __init__(self, route: FrontRoute, replicas: int) -> None:
         self.route = route
+        self.adapter = _as_json(route.adapter)
+        """What its clusters are sent as `model`, as JSON; None: their served names."""
         self.choice = Choice(*_choice_of(route))
         self.keys = KeyRing(Path(route.api_keys_directory), gateways=replicas) if route.api_keys_directory else None
         self._allowance = Allowance(route.requests_per_minute, route.tokens_per_minute, replicas)
@@ -28,12 +32,18 @@ class Model:
     def change(self, route: FrontRoute, replicas: int) -> None:
         """Its route is this from now on. Its conversations stay, and so does what was counted of unchanged limits."""
         before, self.route = self.route, route
+        self.adapter = _as_json(route.adapter)
         self.choice.change(*_choice_of(route))
         if route.api_keys_directory != before.api_keys_directory:
             self.keys = KeyRing(Path(route.api_keys_directory), gateways=replicas) if route.api_keys_directory else None
         limits = (route.requests_per_minute, route.tokens_per_minute)
         if limits != (before.requests_per_minute, before.tokens_per_minute):
             self._allowance = Allowance(*limits, replicas)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """A limit on it or on its keys can be of tokens."""
+        return self.keys is not None or self.route.tokens_per_minute is not None
 
     def share(self, replicas: int, now: float) -> None:
         """So many fronts share the limits."""
@@ -126,6 +136,10 @@ class Models:
 
 def _choice_of(route: FrontRoute) -> tuple[dict[str, int], tuple[str, ...]]:
     return {backend.cluster: backend.weight for backend in route.backends}, route.fallback
+
+
+def _as_json(name: str | None) -> bytes | None:
+    return None if name is None else msgspec.json.encode(name)
 
 
 def _names(route: FrontRoute) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fulcrum import kube
@@ -44,7 +44,7 @@ async def watch_object(settings: FrontSettings, take: Callable[[FrontRoutes], No
                     complained = True
                     logger.warning("front_object_unknown name=%s error=%s", name, error)
             for each in found:
-                routes = _routes(each, name)
+                routes = _routes(each, name, settings.config.api_keys_directories)
                 if routes is not None and routes != last:
                     last = routes
                     take(routes)
@@ -52,7 +52,7 @@ async def watch_object(settings: FrontSettings, take: Callable[[FrontRoutes], No
         await api.close()
 
 
-def _routes(document: dict[str, Any], name: str) -> FrontRoutes | None:
+def _routes(document: dict[str, Any], name: str, directories: Mapping[str, str]) -> FrontRoutes | None:
     """Routes of an object; None: there are none yet, or it cannot be read."""
     kinds = {"apiVersion": names.API_VERSION, "kind": names.FRONT_KIND}  # items of a list do not repeat them
     try:
@@ -60,4 +60,4 @@ def _routes(document: dict[str, Any], name: str) -> FrontRoutes | None:
     except InvalidValueError as error:
         logger.warning("front_object_unreadable name=%s error=%s; the last routes stay", name, error)
         return None
-    return routes_of(gateway) if gateway.status.observed_generation is not None else None
+    return routes_of(gateway, directories) if gateway.status.observed_generation is not None else None

@@ -1,4 +1,4 @@
-"""An answer of a cluster's gateway on its way to the client, byte for byte."""
+"""An answer of a cluster's gateway on its way to the client, byte for byte. Compiled (hatch_build.py)."""
 
 from __future__ import annotations
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from fulcrum.api import names
 from fulcrum.api.front import FrontConfig
-from fulcrum.gateway.config import ConfigError, listen_address
+from fulcrum.gateway.config import listen_address, required_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +37,7 @@ def read_front_settings(
     lame_duck_seconds: float = 3.0,
 ) -> FrontSettings:
     """Settings from the environment; arguments that are not None win. Raises ConfigError."""
-    document = config_json or environment.get(names.ENV_FRONT_CONFIG)
-    if not document:
-        raise ConfigError(f"Set {names.ENV_FRONT_CONFIG}, or give --config.")
-    try:
-        config = msgspec.json.decode(document, type=FrontConfig)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{names.ENV_FRONT_CONFIG}: {error}") from error
+    config = required_config(FrontConfig, names.ENV_FRONT_CONFIG, environment, config_json)
     return FrontSettings(
         config=config,
         host=host or listen_address(environment.get(names.ENV_POD_IP)),

@@ -8,7 +8,8 @@ from collections import deque
 from http import HTTPStatus
 from typing import Final, cast
 
-from fulcrum.gateway.errors import RequestError, overloaded, timed_out
+from fulcrum.gateway.errors import RequestError, bad_request, overloaded, timed_out
+from fulcrum.gateway.http.passage import SILENCE_SECONDS, Passage
 from fulcrum.gateway.http.peer import has_left
 from fulcrum.gateway.http.places import Place
 from fulcrum.gateway.http.request import Request, new_request_id
@@ -28,14 +29,17 @@ class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_half_closed", "_holds_body", "_lingering_bytes", "_loop", "_parser", "_queue", "_reading_paused", "_response",
-        "_service", "_task", "_transport", "_write_paused", "deadline",
+        "_connecting", "_half_closed", "_holds_body", "_lingering_bytes", "_loop", "_parser", "_passage", "_queue",
+        "_reading_paused", "_response", "_service", "_task", "_transport", "_write_paused", "deadline",
     )  # fmt: skip
 
     def __init__(self, service: Service[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._service = service
         self._loop = loop
-        self._parser = RequestParser(service.limits, service.kept_headers, service.authenticate)
+        self._parser = RequestParser(service.limits, service.kept_headers, service.authenticate, service.passes)
+        self._passage: Passage | None = None
+        """The request under way, its last one, is passed on."""
+        self._connecting: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request | RequestError] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -72,9 +76,13 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = math.inf
         if self._task is not None:
             self._task.cancel()
+        if self._passage is not None:
+            self._passage.abort()
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        if self._passage is not None:
+            self._passage.pause()
         if self._response is not None:
             self._response.pause()
             if not self._response.streaming:
@@ -84,6 +92,8 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_paused = False
         self._keeps_up()
+        if self._passage is not None:
+            self._passage.resume()
         if self._response is not None:
             self._response.resume()
         elif self._queue and self._task is None:
@@ -100,8 +110,12 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
             return
         parser = self._parser
+        if parser.passed_whole:
+            return  # it was the last request of its connection
         was_in_message = parser.in_message
         parser.feed(data)
+        if parser.passing and self._pass_on():
+            return
         if parser.in_message and not parser.broken:
             self._received_part(begun=was_in_message)
         if parser.ready:
@@ -120,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends no more. True: it still gets the answers to what it has sent."""
-        if self._task is None and not self._queue:
+        if self._task is None and not self._queue and self._passage is None:
             return False
         self._half_closed = True
         self._service.places.unread.add(self)
@@ -183,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """No request is being received or answered."""
-        return self._task is None and not self._parser.in_message and not self._queue
+        return self._task is None and not self._parser.in_message and not self._queue and self._passage is None
 
     def unsent_bytes(self) -> int:
         """What waits for the client to read."""
@@ -193,6 +207,8 @@ class ClientConnection(asyncio.Protocol):
         """The deadline passed."""
         if self._task is not None:
             self.cancel(timed_out())
+        elif self._passage is not None:
+            self.abort()
         elif self._write_paused:
             self._wait(self._service.limits.idle_timeout_seconds)  # how long it may take is for `slow_readers` to say
         elif self._lingering_bytes >= 0 or not self._parser.in_message:
@@ -219,6 +235,62 @@ class ClientConnection(asyncio.Protocol):
         """Cut the connection."""
         if self._transport is not None:
             self._transport.abort()
+
+    # A request that is passed on.
+
+    def _pass_on(self) -> bool:
+        """Pass on what has come of a request. False: other requests are under way, so it is refused."""
+        parser = self._parser
+        if self._passage is None:
+            if self._task is not None or self._queue or parser.ready or self._transport is None:
+                parser.pieces.clear()
+                parser.refuse(bad_request("Send this request when those before it on its connection are answered."))
+                return False
+            self._service.places.busy(self)
+            self._service.bodies.release(self)
+            lines = self._service.cors.headers(parser.headers)
+            self._passage = Passage(self, parser.passed_head(), self._service.destination(), lines)
+            self.pause_reading()
+            if parser.take_continue():
+                self._transport.write(CONTINUE)
+            self._connecting = self._loop.create_task(self._passage.connect())
+        elif parser.broken:
+            self.abort()
+            return True
+        self._wait(SILENCE_SECONDS)
+        pieces, parser.pieces = parser.pieces, []
+        self._passage.feed(pieces, whole=parser.passed_whole)
+        return True
+
+    def pause_reading(self) -> None:
+        """As `passage.Client`."""
+        if self._transport is not None and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+            self._service.places.unread.add(self)
+
+    def resume_reading(self) -> None:
+        """As `passage.Client`."""
+        if self._transport is not None and self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+            self._service.places.unread.discard(self)
+
+    def passed_back(self, data: bytes) -> None:
+        """As `passage.Client`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._wait(SILENCE_SECONDS)
+            self._transport.write(data)
+
+    def passage_ended(self, error: RequestError | None) -> None:
+        """As `passage.Client`."""
+        self._passage = None
+        if error is not None:
+            self._refuse(error)
+        elif self._parser.passed_whole:
+            self.close()
+        elif self._transport is not None:
+            self._linger(self._transport)
 
     # Requests, one after the other.
 
@@ -282,7 +354,7 @@ class ClientConnection(asyncio.Protocol):
             self._next()
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer with `error`, then close, but not before the client had time to read it."""
+        """Answer with `error`, then close."""
         self._service.refused(error)
         transport = self._transport
         if transport is None:
@@ -291,6 +363,10 @@ class ClientConnection(asyncio.Protocol):
         response = Response(transport, errors, request_id=new_request_id(), http11=True, close_after=True)
         response.cors_headers = self._service.cors.headers(self._parser.headers)
         response.fail(error)
+        self._linger(transport)
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """Close, but not before the client had time to read the answer."""
         self._parser.broken = True
         self._queue.clear()
         self._service.bodies.release(self)

@@ -10,7 +10,8 @@ METHOD: Final = "access-control-request-method"
 HEADERS: Final = "access-control-request-headers"
 _EVERY: Final = "*"
 _EXPOSED: Final = (
-    b"access-control-expose-headers: x-request-id, x-fulcrum-path, x-fulcrum-rejected, retry-after, retry-after-ms\r\n"
+    b"access-control-expose-headers: x-request-id, x-fulcrum-path, x-fulcrum-rejected, retry-after, retry-after-ms, "
+    b"x-fulcrum-degraded\r\n"
 )
 _REMEMBERED: Final = b"access-control-max-age: 7200\r\n"
 """Seconds for which a browser need not ask again; two hours are the most that one takes."""

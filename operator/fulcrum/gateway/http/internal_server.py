@@ -1,4 +1,4 @@
-"""The gateway's second port, for the cluster and not for clients: probes, metrics, pairs, and other gateways."""
+"""The gateway's second port, for the cluster, not for clients: probes, metrics, pairs, the ring, other gateways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Final
 
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
-from fulcrum.api.internal_token import is_authorized
+from fulcrum.api.internal_token import is_authorized, record_token
 
 _HEAD_SECONDS: Final = 5.0
 """Longest wait for a whole request, and for an answer to be read; other gateways keep their connections for less."""
@@ -25,6 +25,8 @@ Page = Callable[[str], tuple[bytes, bytes]]
 """Content type and body of a page, for an `Accept` header."""
 Inbox = Callable[[bytes], int]
 """Takes a message; returns the status of the answer."""
+Guarded = Callable[[str], tuple[int, bytes, bytes]]
+"""Status, content type and body of a page for holders of the token, for a query."""
 Probe = Callable[[], str | None]
 """Why a probe fails; None: it does not."""
 
@@ -32,7 +34,8 @@ Probe = Callable[[], str | None]
 class InternalServer:
     """Answers `GET` for a few pages, one request per connection: scrapers come every few seconds.
 
-    Takes messages by `POST` from callers with the cluster's token, any number of them on one connection.
+    Takes messages by `POST` from callers with the cluster's token, any number of them on one connection. Guarded pages
+    are for them, and for callers with its record token; these are large, so one such answer is under way at a time.
     """
 
     def __init__(
@@ -41,13 +44,19 @@ class InternalServer:
         inboxes: Mapping[str, Inbox] | None = None,
         probes: Mapping[str, Probe] | None = None,
         *,
+        guarded: Mapping[str, Guarded] | None = None,
         token: str | None = None,
     ) -> None:
-        """Without `token` no message is taken."""
+        """Without `token` no message is taken, and guarded pages are for everyone who reaches this port."""
         self._pages = {path.encode(): page for path, page in pages.items()}
         self._inboxes = {path.encode(): inbox for path, inbox in (inboxes or {}).items() if token is not None}
         self._probes = {path.encode(): probe for path, probe in (probes or {}).items()}
+        self._guarded = {path.encode(): page for path, page in (guarded or {}).items()}
+        self._large: asyncio.StreamWriter | None = None
+        """The connection with the answer from a guarded page."""
         self._token = token or ""
+        self._readers = () if token is None else (token, record_token(token))
+        """Tokens that guarded pages are for."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._silent: dict[asyncio.StreamWriter, None] = {}
@@ -89,7 +98,7 @@ class InternalServer:
                         writer.write(_head(status, keep=more) + b"content-length: 0\r\n\r\n")
                     else:
                         self._silent.pop(writer, None)
-                        writer.write(self._answer(method, head, rest))
+                        writer.write(self._answer(method, head, rest, writer))
                         more = False
                     await writer.drain()
             writer.close()
@@ -104,6 +113,8 @@ class InternalServer:
     def _forget(self, writer: asyncio.StreamWriter) -> None:
         self._writers.discard(writer)
         self._silent.pop(writer, None)
+        if self._large is writer:
+            self._large = None
 
     async def _take(self, head: bytes, reader: asyncio.StreamReader, inbox: Inbox) -> int:
         """Hand a message on; nothing of it is read before its sender is known."""
@@ -117,11 +128,27 @@ class InternalServer:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         return inbox(await reader.readexactly(int(length)))
 
-    def _answer(self, method: bytes, head: bytes, rest: bytes) -> bytes:
-        status, kind, body = self._find(method, rest.partition(b" ")[0].partition(b"?")[0], head)
+    def _answer(self, method: bytes, head: bytes, rest: bytes, writer: asyncio.StreamWriter) -> bytes:
+        path, _, query = rest.partition(b" ")[0].partition(b"?")
+        guarded = self._guarded.get(path)
+        if guarded is not None and method in (b"GET", b"HEAD"):
+            status, kind, body = self._guard(guarded, head, query, writer)
+        else:
+            status, kind, body = self._find(method, path, head)
         return b"%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             _head(status, keep=False), kind, len(body), b"" if method == b"HEAD" else body,
         )  # fmt: skip
+
+    def _guard(
+        self, page: Guarded, head: bytes, query: bytes, writer: asyncio.StreamWriter
+    ) -> tuple[int, bytes, bytes]:
+        given = _fields(head).get(AUTHORIZATION.lower())
+        if self._readers and not any(is_authorized(given, token) for token in self._readers):
+            return HTTPStatus.UNAUTHORIZED, _TEXT, b"Send the cluster's record token: Authorization: Bearer TOKEN\n"
+        if self._large is not None:
+            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"Another one is being read. Try again.\n"
+        self._large = writer
+        return page(query.decode("latin-1"))
 
     def _find(self, method: bytes, path: bytes, head: bytes) -> tuple[int, bytes, bytes]:
         if method not in (b"GET", b"HEAD"):
@@ -132,7 +159,11 @@ class InternalServer:
             return status, _TEXT, (why or "ok").encode() + b"\n"
         page = self._pages.get(path)
         if page is None:
-            return HTTPStatus.NOT_FOUND, _TEXT, b"Here are: " + b", ".join((*self._pages, *self._probes)) + b"\n"
+            return (
+                HTTPStatus.NOT_FOUND,
+                _TEXT,
+                b"Here are: " + b", ".join((*self._pages, *self._guarded, *self._probes)) + b"\n",
+            )
         if len(self._writers) - len(self._silent) > MOST_READERS:
             return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"Too many answers wait to be read.\n"
         return HTTPStatus.OK, *page(_fields(head).get("accept", ""))

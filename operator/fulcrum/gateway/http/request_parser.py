@@ -13,6 +13,7 @@ import httptools
 from fulcrum.api.gateway import GatewayLimits
 from fulcrum.gateway.api_keys import ApiKey
 from fulcrum.gateway.errors import RequestError, bad_request, too_large
+from fulcrum.gateway.http.passage import PassedHead
 from fulcrum.gateway.http.request import Request, new_request_id, path_of
 
 _MAX_PIPELINED: Final = 256
@@ -54,8 +55,9 @@ class RequestParser:
     __slots__ = (
         "_authenticate", "_body", "_chunked", "_content_type", "_expects_continue", "_framing_bytes", "_has_host",
         "_head_bytes", "_http11", "_keep_alive", "_key", "_known", "_late_head_bytes", "_length_bytes", "_limits",
-        "_method", "_number", "_parser", "_refused", "_request_id", "_resuming", "_target", "_upgrade_head",
-        "body_bytes", "broken", "head_done", "head_seen", "headers", "in_message", "path", "ready", "unauthorized",
+        "_method", "_number", "_parser", "_passes", "_refused", "_request_id", "_resuming", "_target", "_upgrade_head",
+        "body_bytes", "broken", "head_done", "head_seen", "headers", "in_message", "passed_whole", "passing", "path",
+        "pieces", "ready", "unauthorized",
     )  # fmt: skip
 
     def __init__(
@@ -63,10 +65,20 @@ class RequestParser:
         limits: GatewayLimits,
         kept_headers: frozenset[bytes],
         authenticate: Callable[[str, Mapping[str, str]], ApiKey | None],
+        passes: Callable[[str], bool] = lambda _path: False,
     ) -> None:
-        """`authenticate`: called once a request, with its path and headers; raises RequestError."""
+        """`authenticate`: called once a request, with its path and headers; raises RequestError.
+
+        `passes`: whether the body of a request for a path is passed on unread.
+        """
         self._limits = limits
         self._authenticate = authenticate
+        self._passes = passes
+        self.passing = False
+        """The body of the request that is arriving goes to `pieces`. It is the last request of its connection."""
+        self.passed_whole = False
+        """All of that body has come."""
+        self.pieces: list[bytes] = []
         self._known = _known_headers(kept_headers)
         self.headers: dict[str, str] = {}
         """Headers of the request that is arriving, as far as they are kept."""
@@ -138,9 +150,17 @@ class RequestParser:
         """End with `error` instead of the request that is arriving."""
         if not self.broken:
             self._refuse(error)
+            self.passing = False
             self.body_bytes = 0
             self.broken = True
             self.ready.append(error)
+
+    def passed_head(self) -> PassedHead:
+        """The head of the request that is passed on."""
+        return PassedHead(
+            self._method, self._target, self._sane_request_id(), self._content_type, self._length_bytes, self._chunked,
+            self._key,
+        )  # fmt: skip
 
     @property
     def held_bytes(self) -> int:
@@ -185,17 +205,19 @@ class RequestParser:
 
     # httptools
 
+    # What follows a request that is passed on is dropped: nothing of it may get into that request's head.
+
     def on_message_begin(self) -> None:
         if not self._resuming:
             self.in_message = True
 
     def on_url(self, url: bytes) -> None:
-        if not self._resuming:
+        if not self._resuming and not self.passed_whole:
             self._target += url
             self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._refused is not None:
+        if self._refused is not None or self.passed_whole:
             return
         self._head_bytes += len(name) + len(value) + 4
         if self.head_done:
@@ -238,7 +260,7 @@ class RequestParser:
             self._refuse(RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Compressed bodies are not supported."))
 
     def on_headers_complete(self) -> None:
-        if self._resuming:
+        if self._resuming or self.passed_whole:
             return
         self.head_done = True
         parser = self._parser
@@ -252,18 +274,30 @@ class RequestParser:
             self._refuse(bad_request("HTTP/1.1 is spoken here.", code="invalid_http"))
         if self._http11 and not self._has_host:
             self._refuse(bad_request("A Host header is required."))
-        if self._length_bytes > self._limits.max_body_bytes:
-            self._refuse(too_large(self._limits.max_body_bytes))
         self.path = path_of(self._target)
         try:
             self._key = self._authenticate(self.path, self.headers)
         except RequestError as error:
             self.unauthorized = error
+        self.passing = (
+            self._refused is None
+            and self.unauthorized is None
+            and self._target.startswith(b"/")
+            and not parser.should_upgrade()
+            and self._passes(self.path)
+        )
+        if self._length_bytes > self._limits.max_body_bytes and not self.passing:
+            self._refuse(too_large(self._limits.max_body_bytes))
         if parser.should_upgrade():
             coding = b"transfer-encoding: chunked" if self._chunked else b"content-length: %d" % self._length_bytes
             self._upgrade_head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % coding
 
     def on_body(self, body: bytes) -> None:
+        if self.passing:
+            if not self.passed_whole:
+                self.body_bytes += len(body)
+                self.pieces.append(body)
+            return
         self.body_bytes += len(body)
         if self.body_bytes > self._limits.max_body_bytes:
             self._refuse(too_large(self._limits.max_body_bytes))
@@ -272,6 +306,9 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         if self._upgrade_head or self._refused is not None:
+            return
+        if self.passing:
+            self.passed_whole = True
             return
         if len(self.ready) >= _MAX_PIPELINED:
             self._refuse(RequestError(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests at once on one connection."))

@@ -51,6 +51,7 @@ class Response:
         "events",
         "http11",
         "on_begin",
+        "own_headers",
         "path_headers",
         "request_id",
         "slowed",
@@ -86,6 +87,8 @@ class Response:
         self._heartbeat: asyncio.TimerHandle | None = None
         self._opened = False
         """The head of a stream was sent."""
+        self.own_headers = b""
+        """Header lines about what the gateway changed in the request."""
         self.path_headers = b""
         """Header lines that name the workers."""
         self.on_begin: Callable[[], None] | None = None
@@ -111,8 +114,11 @@ class Response:
         """Why the request is being cancelled; None means that the client has gone."""
 
     def begin_heartbeat(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
-        """Until its first token, the client of a stream gets an SSE comment every `seconds`; None: it gets none."""
-        if seconds is not None and not self.started:
+        """Until its first token, the client of a stream gets an SSE comment every `seconds`; None: it gets none.
+
+        One that has begun goes on as it is.
+        """
+        if seconds is not None and self._heartbeat is None and not self.started:
             self._heartbeat = loop.call_later(seconds, self._beat, loop, seconds)
 
     def _beat(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -132,8 +138,15 @@ class Response:
         coding = b"transfer-encoding: chunked\r\n" if self.http11 else b""
         self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-            b"%bx-request-id: %b\r\n%b%b%b\r\n"
-            % (coding, self.request_id, self.path_headers, self.cors_headers, self._connection_line())
+            b"%bx-request-id: %b\r\n%b%b%b%b\r\n"
+            % (
+                coding,
+                self.request_id,
+                self.own_headers,
+                self.path_headers,
+                self.cors_headers,
+                self._connection_line(),
+            )
         )
 
     def _end_heartbeat(self) -> None:
@@ -156,7 +169,7 @@ class Response:
             (
                 _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\ncontent-type: " % status, content_type,
                 b"\r\ncontent-length: ", str(len(body)).encode(), b"\r\nx-request-id: ", self.request_id, b"\r\n",
-                self.path_headers, headers, self.cors_headers, self._connection_line(), b"\r\n",
+                self.own_headers, self.path_headers, headers, self.cors_headers, self._connection_line(), b"\r\n",
                 b"" if apart or self._no_body else body,
             )
         )  # fmt: skip
@@ -234,6 +247,10 @@ class Response:
         """The same, and the stream ends with them."""
         self.done = self.ended = True
         self.write_chunks(chunk(events) + LAST_CHUNK if events else LAST_CHUNK)
+
+    def events_so_far(self) -> int:
+        """Events of the stream that its source has sent."""
+        return self.events if self._source is None else self._source.events
 
     def stream_end(self) -> None:
         """The stream is complete, or given up."""

@@ -10,6 +10,7 @@ from fulcrum.gateway.api_keys import ApiKey
 from fulcrum.gateway.errors import RequestError
 from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.cors import Cors
+from fulcrum.gateway.http.passage import Destination
 from fulcrum.gateway.http.places import Connection, Places
 from fulcrum.gateway.http.request import Request
 from fulcrum.gateway.http.response import ErrorForm, Response
@@ -34,6 +35,12 @@ class Service(Protocol[Connection]):
 
     def authenticate(self, path: str, headers: Mapping[str, str]) -> ApiKey | None:
         """The key of a request, by its head; None where none is needed. Raises RequestError."""
+
+    def passes(self, path: str) -> bool:
+        """Whether requests for a path are passed on to another server, their bodies unread."""
+
+    def destination(self) -> Destination | None:
+        """Where to; None: it is not there now."""
 
     def answer(self, request: Request, response: Response) -> bool:
         """Answer what needs no waiting; False when `serve` must."""

@@ -41,9 +41,19 @@ class ClassMetrics:
     """What is counted of the requests of one QoS class."""
 
     __slots__ = (
-        "arrivals", "arrived_output_tokens", "arrived_prompt_tokens", "arrived_prompt_tokens_squared",
-        "expected_output_tokens", "expected_prompt_tokens", "output_tokens", "prompt_tokens", "slo", "slo_asked",
-        "tpot_seconds", "ttft_seconds",
+        "arrivals",
+        "arrived_output_tokens",
+        "arrived_prompt_tokens",
+        "arrived_prompt_tokens_squared",
+        "batch_output_tokens",
+        "expected_output_tokens",
+        "expected_prompt_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "slo",
+        "slo_asked",
+        "tpot_seconds",
+        "ttft_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,6 +66,8 @@ class ClassMetrics:
         self.expected_prompt_tokens = Sum()
         self.expected_output_tokens = Sum()
         """What was expected of those in `prompt_tokens` as they came, of those in `output_tokens` as they ended."""
+        self.batch_output_tokens = 0
+        """Output tokens of finished requests, where the class is a batch class: its other counts stay 0."""
         self.slo = dict.fromkeys(SloOutcome, 0)
         self.slo_asked = dict.fromkeys(SloOutcome, 0)
         """Of requests that asked for more than is promised to all, by what they asked for."""

@@ -60,6 +60,8 @@ class Metrics:
         self._labels = dict(labels or {})
         self.requests: Counter[tuple[str, int, str, str]] = Counter()
         """By route, code, reason (empty when served) and class."""
+        self.adapter_requests: Counter[tuple[str, int]] = Counter()
+        """By LoRA adapter and code."""
         self.classes: dict[str, ClassMetrics] = {name: ClassMetrics() for name in class_names}
         self.legs: Counter[tuple[str, str]] = Counter()
         """By leg (`prefill`, `decode`, `whole`) and outcome."""
@@ -106,6 +108,10 @@ class Metrics:
 
     def _families(self, exemplars: bool) -> Iterator[Metric]:
         yield counter("requests", "Requests answered.", ("route", "code", "reason", "class"), self.requests.items())
+        yield counter(
+            "adapter_requests", "Requests answered that named a LoRA adapter.", ("adapter", "code"),
+            self.adapter_requests.items(),
+        )  # fmt: skip
         yield counter("legs", "Requests sent to workers.", ("leg", "outcome"), self.legs.items())
         yield counter("retries", "Attempts repeated on another worker.", ("leg",), _single(self.retries))
         yield counter("resumes", "Streams whose worker was lost in mid-stream.", ("outcome",), _single(self.resumes))
@@ -137,6 +143,8 @@ class Metrics:
         labels = ("class", "model")
         arrivals = [((name, model), counts.arrivals) for name, counts in self.classes.items()]
         yield counter("arrivals", "Requests that came, also the ones that were turned away.", labels, arrivals)
+        made = [((name, model), counts.batch_output_tokens) for name, counts in self.classes.items()]
+        yield counter("batch_output_tokens", "Output tokens of finished requests of batch classes.", labels, made)
         for attribute, documentation in _SUMS:
             yield summary(
                 attribute,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Final
 
 from fulcrum.api.reasons import REJECTIONS, Reason
 
+_TOO_MANY: Final = 429
 _SERVER_ERRORS: Final = 500
 UNREACHABLE: Final = frozenset((Reason.TTFT_UNREACHABLE, Reason.TPOT_UNREACHABLE))
 """Refusals that depend on what the request asked for: a tighter promise is not the cluster's miss."""
@@ -52,8 +52,8 @@ def judge_refusal(code: int, reason: str) -> SloOutcome | None:
 
     That is 4xx, 499 (it left), and a request that makes each engine fail while others are served.
     """
-    if reason == Reason.ENGINE_ERROR:
-        return None
-    if code == HTTPStatus.TOO_MANY_REQUESTS or (code >= _SERVER_ERRORS and reason in REJECTIONS):
+    if code < _SERVER_ERRORS:
+        return SloOutcome.REJECTED if code == _TOO_MANY else None
+    if reason in REJECTIONS:
         return SloOutcome.REJECTED
-    return SloOutcome.FAILED if code >= _SERVER_ERRORS else None
+    return None if reason == Reason.ENGINE_ERROR else SloOutcome.FAILED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -22,7 +23,7 @@ QUEUE_SPANS: Final = 4096
 _BATCH_SPANS: Final = 512
 _EVERY_MILLISECONDS: Final = 2000.0
 EXPORT_SECONDS: Final = 3.0
-"""Longest try to send a batch, repetitions included."""
+"""Longest try to send a batch, repetitions included, as long as the collector is silent."""
 
 
 class _Exporter(OTLPSpanExporter):
@@ -102,8 +103,16 @@ class BoundedQueue(SpanProcessor):
         self._inner.on_end(span)
 
     def shutdown(self) -> None:
+        """Send what waits, for twice `EXPORT_SECONDS` at most: the batch under way, and those that begin in time.
+
+        A collector that sends its answer byte by byte is never silent; the SDK would wait 30 s for it.
+        """
         self._exporter.leave()
-        self._inner.shutdown()  # type: ignore[no-untyped-call]
+        ending = threading.Thread(target=self._inner.shutdown, name="traces-end", daemon=True)
+        ending.start()
+        ending.join(2 * EXPORT_SECONDS)
+        if ending.is_alive():
+            logger.warning("traces_given_up spans=%d", self._taken - self._exporter.exported - self._exporter.failed)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._inner.force_flush(timeout_millis)

@@ -14,10 +14,10 @@ import msgspec
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, TransferCounters
+from fulcrum.gateway.api_formats.bodies import read_answer, read_request
+from fulcrum.gateway.api_formats.inference_request import COMPLETIONS_PATH, InferenceRequest, ServedModel
 from fulcrum.gateway.http.request import new_request_id
 from fulcrum.gateway.http.upstream_answer import Answer, Failure, UpstreamError
-from fulcrum.gateway.openai.bodies import read_answer, read_request
-from fulcrum.gateway.openai.inference_request import COMPLETIONS_PATH, InferenceRequest, ServedModel
 from fulcrum.gateway.workers.progress import ask_load
 from fulcrum.gateway.workers.registry import KnownRank
 from fulcrum.routing import Pair

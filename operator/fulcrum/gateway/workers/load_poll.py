@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -14,6 +15,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.gateway.http.upstream_answer import UpstreamError
 from fulcrum.gateway.metrics.counts import Metrics
+from fulcrum.gateway.workers.adapters import Adapters
 from fulcrum.gateway.workers.learned_speeds import LearnedSpeeds
 from fulcrum.gateway.workers.progress import ask_load
 from fulcrum.gateway.workers.registry import KnownRank, KnownWorker, WorkerRegistry
@@ -41,8 +43,17 @@ def period_seconds(workers: int, *, alone: bool) -> float:
 class LoadPoller:
     """Keeps speeds, and the work that other gateways have started, up to date in `registry`."""
 
-    def __init__(self, registry: WorkerRegistry, metrics: Metrics, unpriced_pools: Iterable[str] = ()) -> None:
-        """`unpriced_pools`: what moving their KV costs only reports can say."""
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        metrics: Metrics,
+        unpriced_pools: Iterable[str] = (),
+        *,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """`unpriced_pools`: what moving their KV costs only reports can say. `adapters` learn which worker has them."""
+        self._adapters = adapters
+        self._joined = asyncio.Event()
         self._registry = registry
         self._metrics = metrics
         self.alone = True
@@ -60,7 +71,15 @@ class LoadPoller:
                 await self.poll()
             except Exception:  # the edge: whatever an agent says, the others are asked on
                 logger.exception("poll_failed")
-            await asyncio.sleep(period_seconds(len(self._registry.workers), alone=self.alone))
+            with contextlib.suppress(TimeoutError):
+                period = period_seconds(len(self._registry.workers), alone=self.alone)
+                await asyncio.wait_for(self._joined.wait(), period)
+                self._joined.clear()
+
+    def joined(self, _worker: KnownWorker) -> None:
+        """A new worker: ask soon which adapters it has, before the one that it replaces leaves."""
+        if self._adapters is not None and self._adapters.enabled:
+            self._joined.set()
 
     async def poll(self) -> None:
         """Ask every worker once, all at the same time."""
@@ -117,4 +136,6 @@ class LoadPoller:
         else:
             self._metrics.load_reports["answered"] += report is not None
         worker.heard(report)
+        if self._adapters is not None:
+            self._adapters.heard(worker)
         worker.progress.note(report, asyncio.get_running_loop().time())

@@ -121,6 +121,7 @@ class Follower(Protocol):
     registry: WorkerRegistry
     metrics: Metrics
     watch_connected: bool
+    batch_host: str | None
 
     def share(self, gateways: int) -> None:
         """So many gateways, this one included, share the traffic."""
@@ -257,6 +258,7 @@ async def watch_workers(follower: Follower) -> None:
         async for event in kube.follow(api, path, Pod, selectors=selectors, relist_seconds=_RESYNC_SECONDS):
             try:
                 take(follower, event, others)
+                take_batch_pod(follower, event)
             except Exception:  # the edge: whatever the API server sends, the gateway must go on following it
                 logger.exception("watch_failed")
     finally:
@@ -307,6 +309,24 @@ def _tell(follower: Follower, others: Mapping[str, str]) -> None:
 def _shares(pod: Pod, follower: Follower) -> bool:
     """Whether a Pod is another gateway to which clients are sent."""
     return _is(pod, names.COMPONENT_GATEWAY) and _ready(pod) and pod.metadata.name != follower.settings.pod_name
+
+
+def take_batch_pod(follower: Follower, event: kube.Event[Pod]) -> None:
+    """Keep the address of the cluster's batch Pod; None while it is not ready."""
+    match event:
+        case kube.Listed(items=pods):
+            follower.batch_host = next((pod.status.podIP for pod in pods if _runs_batches(pod)), None)
+        case kube.Changed(kind=kind, object=pod) if _is(pod, names.COMPONENT_BATCH):
+            if kind != "DELETED" and _runs_batches(pod):
+                follower.batch_host = pod.status.podIP
+            elif follower.batch_host == pod.status.podIP:
+                follower.batch_host = None
+        case _:
+            pass
+
+
+def _runs_batches(pod: Pod) -> bool:
+    return _is(pod, names.COMPONENT_BATCH) and _ready(pod)
 
 
 def _cause(error: kube.ApiFailure) -> str:

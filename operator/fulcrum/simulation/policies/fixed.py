@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fulcrum.api.names import Role
-from fulcrum.api.serving_types import AdmissionPolicy, QosClass
+from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policy import Policy
 
@@ -22,12 +22,14 @@ class Fixed(Policy):
         *,
         admission: AdmissionPolicy = AdmissionPolicy.OFF,
         classes: Sequence[QosClass] = (),
+        queue: AdmissionQueue | None = None,
     ) -> None:
         """`workers` are (pool, role), one per worker."""
         if not workers:
             raise ValueError("at least one worker is needed")
         self.name = layout_name(workers) + ("" if admission is AdmissionPolicy.OFF else f" {admission.value}")
         self._workers, self.admission, self.classes = tuple(workers), admission, tuple(classes)
+        self.queue = queue
 
     def initial(self, cluster: ClusterModel) -> Sequence[tuple[str, Role]]:
         return self._workers

@@ -107,6 +107,7 @@ class Ours(Policy):
             classes=self._spec.admission.classes,
             gateways=cluster.gateways,
             admits={pool.name: pool.admits for pool in self._spec.pools},
+            queue=self._spec.admission.queue,
         )
         self._gateways.append(gateway)
         return gateway

@@ -1,10 +1,13 @@
-"""Mooncake traces (JSON lines): timestamp in milliseconds, input_length, output_length, hash_ids."""
+"""Mooncake traces (JSON lines): timestamp in milliseconds, input_length, output_length, hash_ids.
+
+`qos`, the name of a class, is of our own; `fulcrum record` writes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -20,6 +23,7 @@ class _Line(msgspec.Struct, frozen=True):
     input_length: int | float
     output_length: int | float
     hash_ids: tuple[int, ...] = ()
+    qos: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
 
 
 def read(path: Path) -> Iterator[Request]:
@@ -46,6 +50,7 @@ def read(path: Path) -> Iterator[Request]:
             prompt_tokens=prompt_tokens,
             output_tokens=positive_int(path, number, "output_length", line.output_length),
             prefix_hash_ids=line.hash_ids,
+            qos_class=line.qos,
         )
 
 

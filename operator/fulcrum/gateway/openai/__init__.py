@@ -1,1 +1,0 @@
-"""What the OpenAI protocol says: bodies, streams of events, errors, its description."""

@@ -1,0 +1,42 @@
+"""By how much one play is ahead of another one of the same requests, and how much of that is chance."""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.rehearsal.tuning import TUNING
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+def difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, float]:
+    """Return by how many requests `one` is ahead, and the standard error of that.
+
+    Misses come in bursts, and copies of one request say no more than it: the error is over blocks of the time in which
+    requests were seen, `seen_seconds` (a jackknife).
+    """
+    ahead = one.astype(np.float64) - other
+    return float(ahead.sum()), _error(_by_block(ahead, seen_seconds))
+
+
+def mean_difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, float]:
+    """Return by which share of the requests `one` is ahead, and the standard error of that."""
+    ahead = one.astype(np.float64) - other
+    mean = float(ahead.mean())
+    return mean, _error(_by_block(ahead - mean, seen_seconds)) / len(ahead)
+
+
+def _by_block(values: Floats, seen_seconds: Floats) -> Floats:
+    block_seconds = min(TUNING.block_seconds, float(np.ptp(seen_seconds)) / TUNING.least_blocks + 1e-9)
+    blocks = ((seen_seconds - seen_seconds.min()) // block_seconds).astype(np.int64)
+    sums: Floats = np.bincount(blocks, values).astype(np.float64)
+    return sums
+
+
+def _error(sums: Floats) -> float:
+    count = len(sums)
+    return sqrt(count / (count - 1) * float(((sums - sums.mean()) ** 2).sum())) if count > 1 else inf

@@ -1,0 +1,131 @@
+"""One play: the last seconds under the layout that stands, then what is expected to come under a candidate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fulcrum.api.names import Role
+from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
+from fulcrum.balance import SetRole
+from fulcrum.load.demand import LatencyTargets
+from fulcrum.performance.layout import ROLES, Layout
+from fulcrum.rehearsal.future import Future
+from fulcrum.simulation.cluster import ClusterModel
+from fulcrum.simulation.engine import simulate
+from fulcrum.simulation.policies.fixed import Fixed
+from fulcrum.simulation.policy import TickResult
+from fulcrum.simulation.simulated_gateway import SimulatedGateway
+from fulcrum.simulation.simulated_request import SimulatedRequest
+from fulcrum.simulation.view import View
+
+_TAIL_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margins:
+    """What the admission of one gateway has learnt: actual over predicted latency."""
+
+    ttft: tuple[float, ...]
+    tpot: float
+
+    @classmethod
+    def of(cls, gateway: SimulatedGateway) -> Margins:
+        """Read them."""
+        admission = gateway.admission
+        return cls(ttft=tuple(one.factor for one in admission.ttft_margins), tpot=admission.tpot_margin.factor)
+
+    def put(self, gateway: SimulatedGateway) -> None:
+        """Have a gateway go on with them."""
+        for margin, factor in zip(gateway.admission.ttft_margins, self.ttft, strict=True):
+            margin.factor = factor
+        gateway.admission.tpot_margin.factor = self.tpot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What all plays are played on."""
+
+    cluster: ClusterModel
+    """As it is believed to be."""
+    slo: LatencyTargets
+    admission: AdmissionPolicy
+    classes: Sequence[QosClass]
+    queue: AdmissionQueue | None
+    margins: Sequence[Margins]
+    """Of each gateway; fewer where they are not known: those begin anew."""
+    standing: Layout
+
+
+def play(stage: Stage, future: Future, layout: Layout, *, spare: float) -> NDArray[np.bool_] | None:
+    """Return which requests are inside the promise; None: of the scored ones more than `spare` are not."""
+    played = _Played(stage, future, layout, spare=spare)
+    try:
+        result = simulate(future.load, stage.cluster, played, slo=stage.slo, tail_seconds=_TAIL_SECONDS)
+    except _CannotWinError:
+        return None
+    return result.within(stage.slo)
+
+
+class _CannotWinError(Exception):
+    """More requests are late than may be."""
+
+
+class _Played(Fixed):
+    """A layout that becomes another one."""
+
+    def __init__(self, stage: Stage, future: Future, layout: Layout, *, spare: float) -> None:
+        super().__init__(_workers(stage.standing), admission=stage.admission, classes=stage.classes, queue=stage.queue)
+        self._stage, self._changes_at, self._layout = stage, future.changes_at, layout
+        self._scored, self._spare = future.scored.tolist(), spare
+        self._gateways: list[SimulatedGateway] = []
+
+    def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
+        gateway = super().make_gateway(cluster, slo)
+        if gateway is not None:
+            self._gateways.append(gateway)
+        return gateway
+
+    def on_tick(self, view: View) -> TickResult:
+        if view.now < self._changes_at:
+            return TickResult(again_seconds=self._changes_at - view.now)
+        for gateway, margins in zip(self._gateways, self._stage.margins, strict=False):
+            margins.put(gateway)
+        return TickResult(actions=flips(view, self._layout))
+
+    def on_end(self, request: SimulatedRequest, view: View) -> None:
+        if not self._scored[request.index]:
+            return
+        slo, first = self._stage.slo, request.first_token_seconds
+        inside = 0 <= first <= view.now and first - request.arrival_seconds <= slo.ttft_seconds
+        if inside and request.output > 1:
+            inside = (view.now - first) / (request.output - 1) <= slo.tpot_seconds
+        if not inside:
+            self._spare -= 1
+            if self._spare < 0:
+                raise _CannotWinError
+
+
+def flips(view: View, layout: Layout) -> list[SetRole]:
+    """Return the fewest changes of role that make `layout` of the workers."""
+    actions: list[SetRole] = []
+    pods = sorted(view.pods, key=lambda pod: pod.name)
+    for pool in sorted(layout.pools):
+        own = [pod for pod in pods if pod.pool.name == pool]
+        missing = Counter(layout.in_pool(pool)) - Counter(pod.role for pod in own)
+        surplus = Counter(pod.role for pod in own) - Counter(layout.in_pool(pool))
+        for pod in own:
+            if surplus[pod.role] > 0 and missing:
+                role = next(role for role in ROLES if missing[role] > 0)
+                surplus[pod.role] -= 1
+                missing = missing - Counter({role: 1})
+                actions.append(SetRole(name=pod.name, uid=pod.uid, from_role=pod.role, role=role, epoch=pod.epoch + 1))
+    return actions
+
+
+def _workers(layout: Layout) -> list[tuple[str, Role]]:
+    return [(pool, role) for role in ROLES for pool, count in layout.of_role(role) for _ in range(count)]

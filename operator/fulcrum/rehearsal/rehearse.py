@@ -1,0 +1,198 @@
+"""What came in the last minutes, played under the layout that stands and under each candidate.
+
+Pure: the same question has the same answer on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+
+import numpy as np
+
+from fulcrum.performance.layout import Layout
+from fulcrum.rehearsal.candidates import candidates
+from fulcrum.rehearsal.difference import Bools, difference, mean_difference
+from fulcrum.rehearsal.future import Future, future, span_of
+from fulcrum.rehearsal.lengths import AnswerLengths
+from fulcrum.rehearsal.play import Stage, play
+from fulcrum.rehearsal.tuning import TUNING
+from fulcrum.simulation.policy import known_speeds
+from fulcrum.simulation.seen import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """By how much a layout served another share of the requests that came than plays of the same requests say."""
+
+    share: float = 0.0
+    error: float = 0.0
+    """Standard error."""
+
+
+_NONE = Offset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a rehearsal is asked."""
+
+    stage: Stage
+    seen: Seen
+    since: float
+    """Since when the load is of one kind."""
+    now: float
+    flexible: Collection[str]
+    """Pools whose workers change their roles."""
+    offsets: Mapping[Layout, Offset] = field(default_factory=dict)
+    """Of layouts that stood before, under this load."""
+    stands_since: float = 0.0
+    """Since when what stands does."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What stands, or a layout that was ahead of all before it."""
+
+    layout: Layout
+    inside: float
+    """Share of the requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a rehearsal came to."""
+
+    chosen: Layout
+    """What stands, where nothing wins."""
+    requests: int
+    """That were counted."""
+    future_seconds: float
+    compared: tuple[Compared, ...]
+    """What stands first, the best last. Layouts that could not win were given up, and are not here."""
+    gain: float = 0.0
+    """Requests by which the best one is ahead of what stands."""
+    error: float = 0.0
+    """Standard error of the gain."""
+    offsets: Mapping[Layout, Offset]
+    """As in the question, with that of what stands."""
+    plays: int
+    played_requests: int
+
+
+def rehearse(question: Question) -> Answer | None:
+    """Choose a layout; None: too little is known.
+
+    A layout is chosen on one draw of what is unknown, and wins when another draw confirms it (no winner's curse): by
+    more than chance, and by more than a hundredth of the requests.
+    """
+    stage, seen = question.stage, question.seen
+    stretch = seen.since(question.since)
+    known = ~seen.refused & (seen.made_tokens > 0)
+    if len(stretch) < TUNING.least_requests or not known.any():
+        return None
+    random = np.random.default_rng([question.seed, 0])
+    lengths = AnswerLengths(seen.made_tokens[known], seen.ended[known], random)
+    outputs = lengths.draw(np.zeros(len(stretch), dtype=np.int64), random)
+    span = span_of(seen, question.since, question.now, outputs, stage.slo)
+    plays = _Plays(question)
+    first, second = (
+        future(seen, span, np.random.default_rng([question.seed, draw]), stands_since=question.stands_since)
+        for draw in (1, 2)
+    )
+    total = len(first.seen_seconds)
+    if not (total and len(second.seen_seconds)):
+        return None
+    stands = plays.stands(first)
+    best, inside, compared = stage.standing, stands, [Compared(layout=stage.standing, inside=float(stands.mean()))]
+    prompts = stretch.load.prompt_tokens.astype(np.float64)
+    speeds, tpot_seconds = known_speeds(stage.cluster), stage.slo.tpot_seconds
+    for layout in candidates(
+        stage.standing, speeds, prompts, outputs.astype(np.float64), tpot_seconds, flexible=question.flexible
+    ):
+        # It must bring more than the best so far, and enough more than what stands: with more misses it cannot win.
+        least = max(
+            inside.sum() + plays.off(best, layout) * total,
+            stands.sum() + (plays.off(stage.standing, layout) + TUNING.least_gain) * total,
+        )
+        found = plays.play(first, layout, spare=total - least)
+        if found is not None and found.sum() > least:
+            best, inside = layout, found
+            compared.append(Compared(layout=layout, inside=float(found.mean())))
+    gain = error = 0.0
+    wins = False
+    if best != stage.standing:
+        again = plays.whole(second, best), plays.whole(second, stage.standing)
+        ahead = [
+            difference(inside, stands, first.seen_seconds),
+            difference(*again, second.seen_seconds),
+        ]
+        offset = plays.off(stage.standing, best) * -total
+        gain = sum(each for each, _ in ahead) / 2 + offset
+        error = sqrt(sum(each**2 for _, each in ahead) / 4 + total**2 * plays.off_variance(stage.standing, best))
+        agree = all(each + offset > 0 for each, _ in ahead)
+        wins = agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
+    return Answer(
+        chosen=best if wins else stage.standing,
+        requests=total,
+        future_seconds=span.scored_seconds,
+        compared=tuple(compared),
+        gain=gain,
+        error=error,
+        offsets=plays.offsets,
+        plays=plays.count,
+        played_requests=plays.requests,
+    )
+
+
+class _Plays:
+    """Plays of one question, counted."""
+
+    def __init__(self, question: Question) -> None:
+        self._stage = question.stage
+        self.offsets = dict(question.offsets)
+        self.count = 0
+        self.requests = 0
+
+    def play(self, played: Future, layout: Layout, *, spare: float) -> Bools | None:
+        """Return which of the scored requests are inside; None: more than `spare` are not."""
+        found = self._play(played, layout, spare=spare)
+        if found is None:
+            return None
+        inside = found[played.scored]
+        return inside if len(inside) - inside.sum() <= spare else None
+
+    def whole(self, played: Future, layout: Layout) -> Bools:
+        """Play to the end."""
+        found = self._play(played, layout, spare=len(played.load))
+        assert found is not None
+        return found[played.scored]
+
+    def stands(self, played: Future) -> Bools:
+        """Play what stands; its offset is how far its play of the past is from what came of those requests."""
+        found = self._play(played, self._stage.standing, spare=len(played.load))
+        assert found is not None
+        self.offsets.pop(self._stage.standing, None)
+        if len(played.known_inside) >= TUNING.least_requests:
+            arrivals = played.load.arrival_seconds[played.known]
+            found_off = Offset(*mean_difference(played.known_inside, found[played.known], arrivals))
+            if abs(found_off.share) > TUNING.sigmas * found_off.error:
+                self.offsets[self._stage.standing] = found_off
+        return found[played.scored]
+
+    def _play(self, played: Future, layout: Layout, *, spare: float) -> Bools | None:
+        if spare < 0:
+            return None
+        self.count += 1
+        self.requests += len(played.load)
+        return play(self._stage, played, layout, spare=spare)
+
+    def off(self, one: Layout, other: Layout) -> float:
+        """Share of requests by which `one` does better, beside `other`, than its plays say."""
+        return self.offsets.get(one, _NONE).share - self.offsets.get(other, _NONE).share
+
+    def off_variance(self, *layouts: Layout) -> float:
+        """Of what `off` says."""
+        return sum(self.offsets.get(layout, _NONE).error ** 2 for layout in layouts)

@@ -1,0 +1,38 @@
+"""Constants of rehearsals, with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What rehearsals are made with."""
+
+    memory_seconds: float = 600.0
+    """How far back requests are looked at: the ring of a gateway reaches back as far."""
+    least_requests: int = 20
+    """Fewer say nothing about a load."""
+    most_requests: int = 1_000
+    """Of one play: its cost is counted in requests."""
+    shortest_seconds: float = 60.0
+    longest_seconds: float = 600.0
+    """Of the future that is played; half of the one and a third of the other bound the past."""
+    sigmas: float = 2.0
+    """A layout wins by more than so many standard errors of the difference,"""
+    least_gain: float = 0.01
+    """and by more than this share of the requests."""
+    block_seconds: float = 10.0
+    least_blocks: int = 8
+    """Misses come in bursts: errors are taken over blocks of time."""
+    stretch_seconds: float = 20.0
+    """The newest part of the load, that older ones are compared with, lasts at least so long."""
+    stretch_sigmas: float = 3.0
+    stretch_change: float = 0.1
+    """A load is another one when a mean differs by more than so many standard errors and this share."""
+    more: float = 0.25
+    """The same question is asked again once so much more is known: its answer would be the same before."""
+
+
+TUNING: Final = Tuning()

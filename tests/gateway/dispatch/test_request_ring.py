@@ -1,0 +1,158 @@
+"""The ring: what it holds, how it wraps, how its sample is halved, and that it never outgrows its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fulcrum.api.record import MOST_KEYS, Outcome, RecordedRequest, RingPage, decode, is_sampled, sampling_rate
+from fulcrum.gateway.dispatch.request_ring import LONGEST_SECONDS, PAGE_ROWS, Ring
+
+SMALL = 80_000
+"""Four pages of requests with a few keys."""
+
+
+def put(ring: Ring, at: float, keys: tuple[int, ...] = (), *, prompt: int = 100) -> None:
+    ring.add(at, 0.0, 0.5, -1.0, prompt, 4 * prompt, 20, 7, 0, int(Outcome.SERVED), keys)
+
+
+def held(ring: Ring, now: float, last_seconds: float = LONGEST_SECONDS) -> tuple[list[RecordedRequest], RingPage]:
+    kept = ring.read(now, last_seconds)
+    page = RingPage(
+        age_of_start_seconds=now, covers_from_seconds=now - kept.covers_from, sampling_depths=kept.depths,
+        classes=("a",), batch=(False,), packed_rows=tuple(kept.pages),
+    )  # fmt: skip
+    return decode(page), page
+
+
+def rate(ring: Ring, now: float, last_seconds: float = LONGEST_SECONDS) -> float:
+    return sampling_rate(held(ring, now, last_seconds)[1].sampling_depths)
+
+
+def key(number: int) -> int:
+    """As a hash of what `number` stands for would be (splitmix64)."""
+    mixed = (number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return mixed ^ mixed >> 31
+
+
+def test_what_is_put_in_comes_back() -> None:
+    ring = Ring()
+    ring.add(3.0, 2.0, 0.25, 4.0, 1000, 4000, 33, 2**64 - 1, 0, int(Outcome.REJECTED), (1, 2**64 - 1))
+    ring.add(4.0, 2.0, -1.0, -1.0, 5, 20, -1, 9, 0, int(Outcome.LEFT), ())
+    (first, second), page = held(ring, 10.0)
+    assert (first.age_seconds, first.duration_seconds, first.ttft_seconds, first.retry_after_seconds) == (7, 2, 0.25, 4)
+    assert (first.prompt_tokens, first.units, first.output_tokens, first.identity) == (1000, 4000, 33, 2**64 - 1)
+    assert (first.outcome, first.keys, first.qos_class, first.batch) == (Outcome.REJECTED, (1, 2**64 - 1), "a", False)
+    assert (second.output_tokens, second.ttft_seconds, second.keys) == (None, None, ())
+    assert page.covers_from_seconds == 10, "from its start"
+
+
+def test_an_old_ring_forgets_the_oldest_and_says_from_when_it_is_whole() -> None:
+    ring = Ring(most_bytes=SMALL, wanted_seconds=10.0)
+    for number in range(6 * PAGE_ROWS):
+        put(ring, float(number), (number,))
+    now = 6.0 * PAGE_ROWS
+    found, page = held(ring, now)
+    assert sampling_rate(page.sampling_depths) == 1
+    ages = [request.age_seconds for request in found]
+    assert ages == sorted(ages, reverse=True)
+    whole = [number for number in range(6 * PAGE_ROWS) if now - number < page.covers_from_seconds]
+    assert len(whole) >= 3 * PAGE_ROWS - 1
+    assert {now - age for age in ages} >= set(map(float, whole))
+
+
+def test_nothing_older_than_an_hour_is_handed_out() -> None:
+    ring = Ring()
+    for number in range(3 * PAGE_ROWS):
+        put(ring, 100.0 * number)
+    found, page = held(ring, 100.0 * 3 * PAGE_ROWS)
+    assert page.covers_from_seconds <= LONGEST_SECONDS + 100 * PAGE_ROWS
+    assert len(found) <= 2 * PAGE_ROWS
+
+
+def test_only_the_last_seconds_are_read() -> None:
+    ring = Ring()
+    for number in range(4 * PAGE_ROWS):
+        put(ring, float(number))
+    found, page = held(ring, 4.0 * PAGE_ROWS, last_seconds=100.0)
+    assert len(found) == PAGE_ROWS
+    assert 100 <= page.covers_from_seconds <= PAGE_ROWS + 1
+
+
+def test_a_full_ring_halves_its_sample_and_conversations_stay_whole() -> None:
+    ring = Ring(most_bytes=SMALL, wanted_seconds=1e6)
+    turns = 4
+    count = 16 * PAGE_ROWS
+    for number in range(count):
+        conversation = key(number // turns)
+        put(ring, number * 0.01, (conversation, *(key(10**9 + number + each) for each in range(number % turns))))
+    found, page = held(ring, count * 0.01)
+    assert page.covers_from_seconds == count * 0.01, "all the time, with fewer requests"
+    assert sampling_rate(page.sampling_depths) in (1 / 4, 1 / 8, 1 / 16)
+    assert len(found) == pytest.approx(count * sampling_rate(page.sampling_depths), rel=0.3)
+    assert set(Counter(request.keys[0] for request in found).values()) == {turns}
+
+
+def test_a_prompt_that_all_begin_with_does_not_decide_about_all() -> None:
+    """A system prompt of more than 512 bytes gives all requests the same first key."""
+    ring = Ring(most_bytes=SMALL, wanted_seconds=1e6)
+    count = 12 * PAGE_ROWS
+    for number in range(count):
+        put(ring, number * 0.01, (1, 2, key(number // 4)) if number % 2 else (1, 2))
+    found, page = held(ring, count * 0.01)
+    assert sampling_rate(page.sampling_depths) < 1
+    assert len(found) == pytest.approx(count * sampling_rate(page.sampling_depths), rel=0.3)
+    long = sum(len(request.keys) == 3 for request in found)
+    assert long == pytest.approx(len(found) / 2, rel=0.3)
+
+
+def test_the_sample_grows_again_when_few_requests_come() -> None:
+    ring = Ring(most_bytes=3 * SMALL, wanted_seconds=100.0)
+    now = 0.0
+    for number in range(36 * PAGE_ROWS):
+        now += 0.01
+        put(ring, now, (key(number),))
+    coarse = rate(ring, now)
+    assert coarse < 1
+    for number in range(24 * PAGE_ROWS):
+        now += 2.0
+        put(ring, now, (key(number),))
+    assert rate(ring, now, 100.0) == 1
+
+
+def test_a_sample_is_told_also_where_nothing_of_it_is_left() -> None:
+    ring = Ring(most_bytes=SMALL, wanted_seconds=1e6)
+    for number in range(12 * PAGE_ROWS):
+        put(ring, number * 0.01, (key(number),))
+    assert rate(ring, 1000.0, 60.0) == rate(ring, 1000.0) < 1
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, MOST_KEYS), st.floats(0, 30)), min_size=1, max_size=6),
+    st.floats(1, 1000),
+)
+def test_bounds(bursts: list[tuple[int, int, float]], wanted_seconds: float) -> None:
+    """Whatever comes: the memory stays, what is there fits the sampling, and what is whole is whole."""
+    ring = Ring(most_bytes=SMALL, wanted_seconds=wanted_seconds)
+    now = 0.0
+    put_in: list[tuple[float, tuple[int, ...]]] = []
+    for count, keys, pause in bursts:
+        now += pause
+        for _ in range(count):
+            now += 0.001
+            own = tuple(key(len(put_in) * 100 + each) for each in range(keys))
+            put(ring, now, own, prompt=len(put_in))
+            put_in.append((now, own))
+            assert ring.bytes_taken <= SMALL
+    found, page = held(ring, now)
+    there = {request.prompt_tokens for request in found}
+    assert len(there) == len(found)
+    for number, (at, own) in enumerate(put_in):
+        if at > now - page.covers_from_seconds + 1e-9 and is_sampled(own, number + 1, page.sampling_depths):
+            assert number in there, (at, now, page.covers_from_seconds)
