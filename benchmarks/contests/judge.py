@@ -14,7 +14,7 @@ from contests.scenarios import Scenario, layouts
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.demand import LatencyTargets
-from fulcrum.rehearsal.policy import Rehearsed
+from fulcrum.rehearsal.simulated import Rehearsals
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import Fixed, Ours, Split
@@ -73,7 +73,7 @@ class Judged:
 
 
 def judged(scenario: Scenario, *, rehearsed: bool = False) -> Judged:
-    """Run ours and its rivals; `rehearsed`: roles chosen by rehearsal, in the place of ours."""
+    """Run ours and its rivals; `rehearsed`: with roles chosen by rehearsal."""
     ours = run_rehearsed(scenario) if rehearsed else run_ours(scenario)
     return _of_moving(scenario, ours) if scenario.moving else _of_fixed(scenario, ours)
 
@@ -89,13 +89,15 @@ def run_ours(scenario: Scenario, *, without: Ablation | None = None) -> Run:
 
 
 def run_rehearsed(scenario: Scenario) -> Run:
-    """Run a scenario of fixed workers whose roles are chosen by rehearsal alone."""
-    return _run(scenario, scenario.workload(), scenario.cluster(), Rehearsed(scenario.spec()))
+    """Run ours with roles chosen by rehearsal."""
+    return _run(scenario, scenario.workload(), scenario.cluster(), ours_of(scenario, rehearsed=True))
 
 
-def ours_of(scenario: Scenario) -> Ours:
-    """Return ours as it is judged."""
-    return Ours(scenario.spec(), least_turn_seconds=TURN_SECONDS)
+def ours_of(scenario: Scenario, *, rehearsed: bool = False) -> Ours:
+    """Return ours as it is judged; `rehearsed`: with roles chosen by rehearsal."""
+    spec = scenario.spec()
+    rehearsals = Rehearsals(spec) if rehearsed else None
+    return Ours(spec, least_turn_seconds=TURN_SECONDS, rehearsals=rehearsals)
 
 
 def rivals(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Policy], bool]]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fulcrum.api.record import Outcome, RecordedRequest
 from fulcrum.cli.record import said
 from fulcrum.cli.record.trace import Trace, trace_of
+from fulcrum.rehearsal.rings import Recording
 from fulcrum.simulation.traffic.load import load_trace
-from fulcrum.telemetry.recordings import Recording
 
 ENDS = (512, 2048, 4096, 6144, 8192, 10240)
 

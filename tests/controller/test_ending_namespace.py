@@ -15,6 +15,7 @@ from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import LEASE, POD, NamespaceEndsError
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.reconcile import NAMESPACE_SECONDS, Reconciler
+from fulcrum.controller.rehearsals import Rehearsals
 from fulcrum.kube import ApiError
 from fulcrum.telemetry import Agents
 
@@ -54,9 +55,10 @@ async def test_nothing_is_made_and_nothing_is_said(
         caching(script.server) as (caches, kube, _),
         Agents() as agents,
         ClusterWatches(agents, metrics, no_secret, wake=lambda _: None) as watches,
+        Rehearsals(metrics, wake=lambda _: None, now=lambda: datetime.now(UTC)) as rehearsals,
     ):
         reconciler = Reconciler(
-            kube, caches, agents, watches, metrics, identity="t", installation=Installation(),
+            kube, caches, agents, watches, metrics, rehearsals=rehearsals, identity="t", installation=Installation(),
             now=lambda: datetime.now(UTC),
         )  # fmt: skip
         first = await reconciler.reconcile(KEY)

@@ -21,6 +21,7 @@ from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import SECRET, Kube
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.reconcile import Reconciler
+from fulcrum.controller.rehearsals import Rehearsals
 from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.telemetry import Agents
 
@@ -48,14 +49,28 @@ async def reconciling(cluster: Cluster) -> AsyncIterator[tuple[Reconciler, Known
     async def read_secret(namespace: str, name: str) -> dict[str, Any] | None:
         return await kube.get(SECRET, namespace, name)
 
-    async with Agents() as agents, KnownLoad(agents, metrics, read_secret, wake=lambda _: None) as watches:
+    async with (
+        Agents() as agents,
+        KnownLoad(agents, metrics, read_secret, wake=lambda _: None) as watches,
+        Rehearsals(metrics, wake=lambda _: None, now=lambda: datetime.now(UTC)) as rehearsals,
+    ):
         caches = Caches(kube.api, [cluster.namespace], changed=lambda _: None)
         kube.note, kube.note_deletion = caches.record, caches.record_deletion
         watching = asyncio.create_task(caches.run())
         await caches.synced()
         installation, clock = Installation(), lambda: datetime.now(UTC)
         yield (
-            Reconciler(kube, caches, agents, watches, metrics, identity="t", installation=installation, now=clock),
+            Reconciler(
+                kube,
+                caches,
+                agents,
+                watches,
+                metrics,
+                rehearsals=rehearsals,
+                identity="t",
+                installation=installation,
+                now=clock,
+            ),
             watches,
         )
         watching.cancel()

@@ -32,6 +32,8 @@ STEPS = 12
 PROMPT_TOKENS = STEPS * CHUNK_TOKENS
 SLOWER = 4.0
 """The least slowness, in predicted times, that is shown."""
+ATTEMPTS = 5
+"""Prompts after the first of which the processor time of a step is known."""
 
 
 class Step(NamedTuple):
@@ -180,6 +182,35 @@ async def asked_of(site: Site, engines: list[RealEngine], answer: asyncio.Task[A
     return await eventually(busy, what="a request")
 
 
+class Held(NamedTuple):
+    """A prompt that was answered while the engines were held back."""
+
+    engine: RealEngine
+    answer: Any
+    predicted_seconds: float
+    took_seconds: float
+    step_cpu_seconds: float
+
+
+async def answer_held(
+    site: Site, engines: list[RealEngine], first: int, *, step_cpu_seconds: float, longer_seconds: float
+) -> Held:
+    """Have a prompt answered while `step_cpu_seconds` of an engine's processor take `longer_seconds` more."""
+    used = [cpu_seconds(engine.core) for engine in engines]
+    holds = [Hold(engine.core, step_cpu_seconds=step_cpu_seconds, longer_seconds=longer_seconds) for engine in engines]
+    with holds[0], holds[1]:
+        began = time.monotonic()
+        answer = asyncio.create_task(site.post(prompt(first)))
+        engine = await asked_of(site, engines, answer)
+        cluster = site.gateway.registry.cluster
+        leg = next(iter(cluster.workers.by_name[engine.name].prompts.legs))
+        predicted_seconds = cluster.prefilling[leg].route.ttft_seconds
+        await eventually(answer.done, seconds=60.0, what=engine.agent.tail)
+        took_seconds = time.monotonic() - began
+    step_cpu_seconds = (cpu_seconds(engine.core) - used[engines.index(engine)]) / STEPS
+    return Held(engine, await answer, predicted_seconds, took_seconds, step_cpu_seconds)
+
+
 async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_once(
     make_site: MakeSite, engines: list[RealEngine]
 ) -> None:
@@ -188,30 +219,28 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
     step_seconds = max(*(engine.prefill_seconds(CHUNK_TOKENS) for engine in engines), *(step.seconds for step in steps))
     promise_seconds = max(deadline_seconds(2.0), 3 * step_seconds * STEPS)
     overdue_seconds = promise_seconds / 2
-    # A step's processor time may be twice or half of what it was, as the cores are shared. Then the prompt still takes
-    # longer than promised, and no step of it as long as a worker may stand still.
+    # The prompt takes longer than promised, and no step of it as long as a worker may stand still, if a step's
+    # processor time is between half and twice of what is assumed. It depends on what else runs, and the first prompts
+    # take more of it: what was too quick says how much it is.
     longer_seconds = 0.44 * overdue_seconds
-    holds = [
-        Hold(engine.core, step_cpu_seconds=step.cpu_seconds, longer_seconds=longer_seconds)
-        for engine, step in zip(engines, steps, strict=True)
-    ]
+    step_cpu_seconds = max(step.cpu_seconds for step in steps)
     site = await site_of(make_site, engines, promise_seconds)
-    with holds[0], holds[1]:
-        began = time.monotonic()
-        answer = asyncio.create_task(site.post(prompt(11)))
-        engine = await asked_of(site, engines, answer)
-        cluster = site.gateway.registry.cluster
-        leg = next(iter(cluster.workers.by_name[engine.name].prompts.legs))
-        predicted_seconds = cluster.prefilling[leg].route.ttft_seconds
-        await eventually(answer.done, seconds=60.0, what=engine.agent.tail)
-        took_seconds = time.monotonic() - began
-    answered = await answer
-    print(f"predicted {predicted_seconds:.2f} s, overdue after {overdue_seconds:.2f} s, took {took_seconds:.2f} s")
-    assert took_seconds > max(SLOWER * predicted_seconds, 2 * overdue_seconds), "it was not slow"
-    assert (answered.status, answered.headers["x-fulcrum-path"]) == (200, engine.name)
-    assert answered.body.count(b"data: ") >= 2
-    assert await site.metric("fulcrum_gateway_legs_total") == 1
-    assert not any(worker.suspect for worker in site.gateway.registry.workers)
+    for attempt in range(1, ATTEMPTS + 1):
+        held = await answer_held(
+            site, engines, 20 + attempt, step_cpu_seconds=step_cpu_seconds, longer_seconds=longer_seconds
+        )
+        print(
+            f"predicted {held.predicted_seconds:.2f} s, overdue after {overdue_seconds:.2f} s, took "
+            f"{held.took_seconds:.2f} s, a step {held.step_cpu_seconds:.4f} of {step_cpu_seconds:.4f} s of CPU"
+        )
+        assert (held.answer.status, held.answer.headers["x-fulcrum-path"]) == (200, held.engine.name)
+        assert held.answer.body.count(b"data: ") >= 2
+        assert await site.metric("fulcrum_gateway_legs_total") == attempt
+        assert not any(worker.suspect for worker in site.gateway.registry.workers)
+        if held.took_seconds > max(SLOWER * held.predicted_seconds, 2 * overdue_seconds):
+            return
+        step_cpu_seconds = held.step_cpu_seconds
+    pytest.fail(f"none of {ATTEMPTS} was slow")
 
 
 async def test_a_prompt_on_a_worker_that_stands_still_is_given_to_another_within_the_promise(

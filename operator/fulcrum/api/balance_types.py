@@ -18,6 +18,11 @@ class BalanceMode(StrEnum):
     EXTERNAL = "External"
 
 
+class RehearsePolicy(StrEnum):
+    ON = "On"
+    OFF = "Off"
+
+
 class Ratio(ApiStruct, frozen=True, kw_only=True):
     """Workers per role."""
 
@@ -183,6 +188,14 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
     ] = None
     forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()
     flip: Annotated[Flip, Meta(description="How workers change role.")] = Flip()
+    rehearse: Annotated[
+        RehearsePolicy,
+        Meta(
+            description='"On" (in quotes: YAML takes a bare On for true): roles change when the last minutes of '
+            "requests, played by the operator under another layout, are served better by it beyond chance; that needs "
+            'gateway.record. "Off": when a model of the workers expects it. For Auto and Observe.'
+        ),
+    ] = RehearsePolicy.OFF
     scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()
     recommend: Annotated[
         Recommend,

@@ -244,6 +244,24 @@ class KvRoute(ApiStruct, frozen=True, kw_only=True):
     share: Annotated[_Share, Meta(description="Share of what the first prefills that goes to the second, 0 to 1.")]
 
 
+class RehearsalStatus(ApiStruct, frozen=True, kw_only=True):
+    """The last rehearsal: the last minutes of requests, played under the layout that stood and under others."""
+
+    time: Annotated[Time, Meta(description="When it was asked for.")]
+    stood: Annotated[str, Meta(max_length=256, description="Workers per role that stood, as `3P:5D`.")]
+    stood_attainment: Annotated[_Share, Meta(description="Share of the requests that they serve inside the SLO.")]
+    best: Annotated[str, Meta(max_length=256, description="The layout that serves most.")]
+    best_attainment: Annotated[_Share, Meta(description="Share of the requests that it serves inside the SLO.")]
+    chosen: Annotated[
+        str, Meta(max_length=256, description="The best one where it is ahead beyond chance, else what stood.")
+    ]
+    requests: Annotated[Count, Meta(description="Requests that were counted, the same for each layout.")]
+    gain: Annotated[float, Meta(description="Requests by which the best one is ahead.")]
+    error: Annotated[float | None, Meta(description="Standard error of the gain; absent where nothing was ahead.")] = (
+        None
+    )
+
+
 class RecommendedPool(ApiStruct, frozen=True, kw_only=True):
     """Alike workers of a recommended placement."""
 
@@ -443,6 +461,9 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
     sleep: Annotated[SleepStatus | None, Meta(description="Whether workers run; absent without balance.idleAfter.")] = (
         None
     )
+    rehearsal: Annotated[
+        RehearsalStatus | None, Meta(description="The last rehearsal, with balance.rehearse; absent before.")
+    ] = None
     recommendation: Annotated[
         Recommendation | None,
         Meta(

@@ -50,7 +50,7 @@ def decide(snapshot: Snapshot, now: datetime, applied: Mapping[str, int]) -> Bal
     if not observing:
         return decided
     observed = hold(snapshot, applied, now, repair=False)
-    return replace(observed, trace=replace(decided.trace, routes=()), proposal=decided)
+    return replace(observed, trace=replace(decided.trace, routes=()), proposal=decided, wanted=decided.wanted)
 
 
 def _decide(inputs: Inputs, applied: Mapping[str, int]) -> BalanceDecision:
@@ -70,6 +70,7 @@ def _decide(inputs: Inputs, applied: Mapping[str, int]) -> BalanceDecision:
         assignment=assignment,
         reasons=_reasons(inputs, applied, sized, changes),
         trace=_trace(inputs, sized, changes, assignment, goal),
+        wanted=changes.wanted,
     )
 
 

@@ -8,6 +8,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Explanation, KvRoute, SleepStatus
 from fulcrum.balance.assign import Assignment
+from fulcrum.balance.rehearsed import Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,5 +68,7 @@ class BalanceDecision:
     """What would be done if the mode were Auto."""
     scales: tuple[RoleScale, ...] = ()
     """What each InferenceScale gets; mode External."""
+    wanted: Wanted | None = None
+    """What is to be rehearsed."""
     sleep: SleepStatus | None = None
     """Whether workers are to run; None without `balance.idleAfter`."""

@@ -6,6 +6,7 @@ from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import Candidate, DecidedLoad, Explanation
 from fulcrum.balance.inputs import Inputs, payback_seconds
 from fulcrum.balance.measurements import served_share
+from fulcrum.balance.rehearsed import Rehearsed
 from fulcrum.balance.roles import RoleChanges
 from fulcrum.balance.size import Sizing
 from fulcrum.balance.split import Considered, after
@@ -21,6 +22,12 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
     traffic, forecast = inputs.measurements.traffic, inputs.measurements.forecast
     margins = [each.least for each in changes.considered]
     least = f"{max(min(margins), 0.05):.1f}" if margins else "clearly"
+    another = (
+        f"another split, once it brings {least} more requests within {spec.balance.flip.min_dwell} "
+        "than it costs, and is no loss at any load within the bounds"
+    )
+    if inputs.measurements.rehearses:
+        another = "another split, once the last minutes of requests, played under it, are served better beyond chance"
     return Explanation(
         load=DecidedLoad(
             rate=three_digits(measured.rate),
@@ -33,8 +40,7 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
         attainment=_share(served_share(traffic)) if traffic is not None and traffic.attainment is not None else None,
         candidates=(*_sizes(inputs, sized), *_splits(inputs, changes)),
         changes=(
-            f"another split, once it brings {least} more requests within {spec.balance.flip.min_dwell} "
-            "than it costs, and is no loss at any load within the bounds",
+            another,
             f"more workers, once lower bound or forecast need them to keep {spec.slo.attainment:.0%} inside the SLO",
             f"fewer workers, once the most of the last {spec.balance.scale_down.stabilization} leaves some idle",
         ),
@@ -44,6 +50,8 @@ def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
 def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
     if not changes.current.complete or not changes.current.total:
         return ()
+    if changes.rehearsed is not None:
+        return _played(changes.rehearsed)
     chosen = after(changes.current, changes.moves)
     stays = "stands" if changes.moves else "stands, and is kept"
     compared = [_candidate(inputs, changes.current, stays)]
@@ -51,6 +59,21 @@ def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
         verdict = ("chosen: " if each.layout == chosen else "") + _verdict(inputs, each)
         compared.append(_candidate(inputs, each.layout, verdict))
     return tuple(compared)
+
+
+def _played(rehearsed: Rehearsed) -> tuple[Candidate, ...]:
+    """Return what was played; layouts that could not win are not among it."""
+    stands, *others = rehearsed.compared[:1] + rehearsed.compared[1:][-6:]  # a status has at most eight
+    wins = rehearsed.chosen != stands.layout
+    verdict = f"stands{'' if wins else ', and is kept'}; {rehearsed.requests} requests were played"
+    rows = [(stands, verdict)] + [(each, "served more than those above") for each in others]
+    if others:
+        ahead = f"{rehearsed.gain:+.1f} requests, with an error of {rehearsed.error:.1f}"
+        rows[-1] = (others[-1], f"chosen: {ahead}" if wins else f"{ahead}; that may be chance")
+    return tuple(
+        Candidate(layout=ratio_text(played.layout.counts()), attainment=_share(played.inside), verdict=said)
+        for played, said in rows
+    )
 
 
 def _verdict(inputs: Inputs, each: Considered) -> str:

@@ -11,6 +11,7 @@ from fulcrum.api.gateway import LearntRate, PairsReport
 from fulcrum.api.status import BatchesStatus, KvTierStatus
 from fulcrum.api.types import Recommendation
 from fulcrum.balance.peak import Peak
+from fulcrum.balance.rehearsed import Rehearsed
 from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
@@ -71,6 +72,10 @@ class Measurements:
     """Read only with `balance.idleAfter`."""
     load_expected_seconds: float | None = None
     """Until load is expected, from earlier days; 0: now. None: not known, or not within a season."""
+    rehearses: bool = False
+    """Roles change by what rehearsals say, and only by that; else by what is expected of layouts."""
+    rehearsed: Rehearsed | None = None
+    """The last answer; None: there is none yet."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
 

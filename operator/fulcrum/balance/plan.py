@@ -19,6 +19,7 @@ from fulcrum.balance.external import follow_scales
 from fulcrum.balance.faults import Faults, faults_of
 from fulcrum.balance.last_applied import last_applied
 from fulcrum.balance.measurements import Measurements
+from fulcrum.balance.rehearsed import Wanted
 from fulcrum.balance.revision import with_revisions
 from fulcrum.balance.rollout import rollout_of
 from fulcrum.balance.sleep import sleep_of, smallest, wakes_from_nothing
@@ -46,6 +47,8 @@ class BalancePlan:
     """Figures behind an automatic decision, for metrics; empty in mode Manual."""
     scales: tuple[RoleScale, ...] = ()
     """What each InferenceScale gets, in mode External; none where the balance failed."""
+    wanted: Wanted | None = None
+    """What is to be rehearsed; a later snapshot has the answer."""
     observed_only: bool = False
     """`status.last_decision` says what mode Auto would do: it stands although nothing was carried out."""
 
@@ -85,6 +88,7 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
         target=(decision.proposal or decision).assignment.counts,
         trace=decision.trace,
         scales=decision.scales,
+        wanted=decision.wanted,
         observed_only=decision.proposal is not None,
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
@@ -14,9 +15,11 @@ from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.balance.assign import Kept, layout_of, layout_of_places
 from fulcrum.balance.inputs import Inputs, payback_seconds
 from fulcrum.balance.pools import flippable
+from fulcrum.balance.rehearsed import Rehearsed, Wanted
 from fulcrum.balance.snapshot import ObservedWorker
-from fulcrum.balance.split import Considered, Move, Stakes, after, split
+from fulcrum.balance.split import Considered, Move, Stakes, after, moves_between, split
 from fulcrum.balance.tuning import TUNING
+from fulcrum.load.demand import LatencyTargets
 from fulcrum.performance.layout import Layout
 
 
@@ -32,6 +35,10 @@ class RoleChanges:
     current: Layout = field(default_factory=Layout)
     """What they are compared with."""
     considered: tuple[Considered, ...] = ()
+    wanted: Wanted | None = None
+    """What is to be rehearsed; None: nothing, or there are no rehearsals."""
+    rehearsed: Rehearsed | None = None
+    """What was rehearsed for what stands."""
 
 
 def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> RoleChanges:
@@ -48,6 +55,11 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     current = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
     flexible = flippable(inputs.spec.pools)
     able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
+    if inputs.measurements.rehearses:
+        changes = RoleChanges(
+            moves=_single_role(inputs, current, able), movable=frozenset(w.name for w in settled), current=current
+        )
+        return changes if changes.moves or coming else _rehearsed(inputs, kept, changes)
     immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
     flips = split(
         inputs.pools,
@@ -69,6 +81,49 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
         current=current,
         considered=flips.considered,
     )
+
+
+def _rehearsed(inputs: Inputs, kept: Kept, changes: RoleChanges) -> RoleChanges:
+    """Return the flips that a rehearsal chose for just these workers, and what is to be rehearsed.
+
+    That is nothing while some that may change roles have just done so, or while the promise is kept beyond doubt.
+    """
+    flexible = flippable(inputs.spec.pools)
+    changing = {worker.name for worker in kept.serving if worker.pool in flexible}
+    current = changes.current
+    if len(changing) < 2 or not changing <= changes.movable or not current.complete:
+        return changes
+    key = _state_key(kept.serving, inputs.promise)
+    rehearsed = inputs.measurements.rehearsed
+    if rehearsed is not None and rehearsed.key == key:
+        moves = tuple(moves_between(sorted(flexible), current, rehearsed.chosen))
+        reason = inputs.reason if moves else None
+        changes = replace(changes, moves=moves, reason=reason, rehearsed=rehearsed)
+    if changes.moves or _is_well(inputs):
+        return changes
+    began = [at for worker in kept.serving for at in (worker.role_since, worker.ready_since) if at is not None]
+    wanted = Wanted(
+        key=key,
+        standing=current,
+        flexible=flexible,
+        mixes=all(pool.mixes for pool in inputs.pools if pool.name in flexible),
+        stands_since=max(began, default=None),
+    )
+    return replace(changes, wanted=wanted)
+
+
+def _state_key(workers: Iterable[ObservedWorker], promise: LatencyTargets) -> str:
+    """Return a key that other workers, roles or revisions, or another promise, do not have."""
+    state = sorted((worker.uid, worker.restarts, worker.role, worker.role_epoch, worker.stale) for worker in workers)
+    return sha256(repr((state, promise)).encode()).hexdigest()[:16]
+
+
+def _is_well(inputs: Inputs) -> bool:
+    """Report whether so few miss the promise, those turned away included, that there is nothing to look for."""
+    traffic = inputs.measurements.traffic
+    if traffic is None or traffic.attainment is None:
+        return False
+    return 1 - traffic.attainment < (1 - inputs.spec.slo.attainment) / 3
 
 
 def dwelled(inputs: Inputs, kept: Kept) -> list[ObservedWorker]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import sqrt
@@ -80,7 +80,7 @@ def split(
     workers = {pool.name: sum(current.in_pool(pool.name).values()) for pool in pools}
     best, considered = Flips(), list[Considered]()
     for goal in splits(pools, workers, model, load.current):
-        wanted = _moves(pools, current, goal)
+        wanted = moves_between((pool.name for pool in pools), current, goal)
         possible = _possible(wanted, movable)
         if load.answers_at_least:
             # Decode may get far more work than answers under way tell.
@@ -132,13 +132,14 @@ def after(current: Layout, moves: Sequence[Move]) -> Layout:
     return _without(current, moves).plus((move.pool, move.role, 1) for move in moves)
 
 
-def _moves(pools: Sequence[PoolBounds], current: Layout, goal: Layout) -> list[Move]:
+def moves_between(pools: Iterable[str], current: Layout, goal: Layout) -> list[Move]:
+    """Return the fewest moves within pools from one layout to the other."""
     found: list[list[Move]] = []
     for pool in pools:
-        have, want = current.in_pool(pool.name), goal.in_pool(pool.name)
+        have, want = current.in_pool(pool), goal.in_pool(pool)
         givers = [role for role in ROLES for _ in range(max(0, have.get(role, 0) - want.get(role, 0)))]
         takers = [role for role in ROLES for _ in range(max(0, want.get(role, 0) - have.get(role, 0)))]
-        found.append([Move(pool.name, giver, taker) for giver, taker in zip(givers, takers, strict=True)])
+        found.append([Move(pool, giver, taker) for giver, taker in zip(givers, takers, strict=True)])
     return list(chain.from_iterable(found))
 
 

@@ -6,12 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 
 from fulcrum.api.messages import shortened
 from fulcrum.api.names import PORT_GATEWAY, Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import timestamp
-from fulcrum.api.types import ConditionType, Decision, IdleDepth, InferenceClusterStatus, KvCacheStatus, RoleCounts
+from fulcrum.api.types import (
+    ConditionType,
+    Decision,
+    IdleDepth,
+    InferenceClusterStatus,
+    KvCacheStatus,
+    RehearsalStatus,
+    RoleCounts,
+)
 from fulcrum.balance.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.balance.conditions import Finding, with_conditions, with_findings
 from fulcrum.balance.decision import BalanceDecision
@@ -64,6 +73,7 @@ def status_of(
             or before.last_decision
         ),
         routes=(before.routes if decision.trace.routes is None else decision.trace.routes) or None,
+        rehearsal=_rehearsal(snapshot),
         recommendation=recommendation,
         kv_cache=_kv_cache(snapshot),
         start_timeout=start_timeout(snapshot.spec, snapshot.model),
@@ -73,6 +83,24 @@ def status_of(
         slow_workers=slow_workers(snapshot.spec.pools, workers, paces, before.slow_workers or (), now) or None,
     )
     return with_conditions(status, snapshot, decision, actions, faults, now=now, least_available=least_available)
+
+
+def _rehearsal(snapshot: Snapshot) -> RehearsalStatus | None:
+    rehearsed = snapshot.measurements.rehearsed
+    if rehearsed is None:
+        return snapshot.status.rehearsal if snapshot.measurements.rehearses else None
+    stood, best = rehearsed.compared[0], rehearsed.compared[-1]
+    return RehearsalStatus(
+        time=timestamp(rehearsed.time),
+        stood=ratio_text(stood.layout.counts()),
+        stood_attainment=round(stood.inside, 3),
+        best=ratio_text(best.layout.counts()),
+        best_attainment=round(best.inside, 3),
+        chosen=ratio_text(rehearsed.chosen.counts()),
+        requests=rehearsed.requests,
+        gain=round(rehearsed.gain, 1),
+        error=round(rehearsed.error, 1) if isfinite(rehearsed.error) and len(rehearsed.compared) > 1 else None,
+    )
 
 
 def _kv_cache(snapshot: Snapshot) -> KvCacheStatus | None:

@@ -114,5 +114,12 @@ def _now(cluster: InferenceCluster) -> list[str]:
     inside = "unknown" if status.attainment is None else f"{status.attainment:.1%}"
     away = "unknown" if status.rejected_ratio is None else f"{status.rejected_ratio:.1%}"
     text = [f"now        {inside} inside the SLO of {cluster.spec.slo.attainment:.0%}, {away} turned away"]
+    if (played := status.rehearsal) is not None:
+        ahead = f"{played.gain:+g} requests" + ("" if played.error is None else f", error {played.error:g}")
+        text.append(
+            f"rehearsed  {played.time}, {played.requests} requests: "
+            f"{played.stood} {played.stood_attainment:.1%} inside, "
+            f"{played.best} {played.best_attainment:.1%} ({ahead}); {played.chosen} was chosen"
+        )
     text += [f"           {each.type} {each.status}, {each.reason}: {each.message}" for each in status.conditions]
     return text

@@ -79,10 +79,22 @@ class Metrics:
             ["figure"],
             registry=self._registry,
         )
+        self._rehearsals = Counter(
+            "fulcrum_operator_rehearsals",
+            "Rehearsals by what came of them: answered, none (not worth one yet), unknown, failed.",
+            ["result"],
+            registry=self._registry,
+        )
+        self._plays = Counter("fulcrum_operator_plays", "Layouts that were played.", registry=self._registry)
+        self._played_requests = Counter(
+            "fulcrum_operator_played_requests", "Requests that were played.", registry=self._registry
+        )
 
         # `rate()` begins with the second sample of a series: what can be known is there with 0 from the start.
         for result in ("ok", "failed", "gone"):
             self._reconciles.labels(result)
+        for result in ("answered", "none", "unknown", "failed"):
+            self._rehearsals.labels(result)
         for source, asked in (*product(("prometheus", "scrape"), ("traffic", "series")), ("agent", "load")):
             self._unknown.labels(source, asked)
 
@@ -115,6 +127,12 @@ class Metrics:
     def plan(self, seconds: float) -> None:
         """Count a plan by its time."""
         self._plan_seconds.observe(seconds)
+
+    def rehearsal(self, result: str, plays: int = 0, requests: int = 0) -> None:
+        """Count a rehearsal (`answered`, `none`, `unknown` or `failed`) and what was played for it."""
+        self._rehearsals.labels(result).inc()
+        self._plays.inc(plays)
+        self._played_requests.inc(requests)
 
     def forecast_error(self, namespace: str, cluster: str, method: str, error: float | None) -> None:
         """Say how far off the forecast was lately; None takes the figure away."""

@@ -60,6 +60,7 @@ from fulcrum.controller.observe import (
 )
 from fulcrum.controller.preloads import POLL_SECONDS, Preloads, held_up
 from fulcrum.controller.profiles import PoolProfiles, Profiles
+from fulcrum.controller.rehearsals import Rehearsals, asked_of
 from fulcrum.controller.reporting import Reporter, news_of_failures
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
 from fulcrum.controller.tick_children import TickChildren
@@ -88,6 +89,7 @@ class Reconciler:
         watches: ClusterWatches,
         metrics: Metrics,
         *,
+        rehearsals: Rehearsals,
         identity: str,
         installation: Installation,
         now: Callable[[], datetime],
@@ -95,6 +97,7 @@ class Reconciler:
         self._kube = kube
         self._caches = caches
         self._watches = watches
+        self._rehearsals = rehearsals
         self._metrics = metrics
         self._reporter = Reporter(kube, identity=identity)
         self._now = now
@@ -267,6 +270,7 @@ class Reconciler:
             snapshot, kv_dtype=kv_dtype, refused={**held_up(preload, cluster, standing), **models, **snapshot.refused}
         )
         measured, loads, settled = self._watches.measurements_of(watched)
+        measured = self._rehearsals.known(key, cluster.spec, measured)
         snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
         now, decided = self._plan(snapshot)
         if not any(isinstance(action, SetRole) for action in decided.actions):
@@ -275,6 +279,8 @@ class Reconciler:
             if fresh is not snapshot:
                 snapshot = fresh
                 now, decided = self._plan(snapshot)
+        if decided.wanted is not None and not snapshot.paused:
+            self._rehearsals.ask(key, asked_of(watched, snapshot, decided.wanted, uid=owner.uid, token=token.text))
         return Tick(
             owner=owner,
             observed=observed,
@@ -307,6 +313,7 @@ class Reconciler:
             self._reporter.forget(memory.uid)
             self._internal_secrets.forget(*key)
         self._watches.forget(key)
+        self._rehearsals.forget(key)
         self._metrics.cluster_states.forget(key)
 
     async def _apply(self, tick: Tick) -> float:

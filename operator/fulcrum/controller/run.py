@@ -23,6 +23,7 @@ from fulcrum.controller.leader import Election, Leadership
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.queue import KeyedQueue, Wake
 from fulcrum.controller.reconcile import Reconciler
+from fulcrum.controller.rehearsals import Rehearsals
 from fulcrum.dashboard import Board, routes
 from fulcrum.telemetry import Agents
 
@@ -121,8 +122,17 @@ class _Acting:
         self._watches = ClusterWatches(agents, metrics, partial(kube.get, SECRET), wake=self._measured)
         self._caches = Caches(kube.api, self._namespaces, changed=self._changed)
         kube.note, kube.note_deletion = self._caches.record, self._caches.record_deletion
+        self._rehearsals = Rehearsals(metrics, wake=self._measured, now=_now)
         self._reconciler = Reconciler(
-            kube, self._caches, agents, self._watches, metrics, identity=identity, installation=installation, now=_now
+            kube,
+            self._caches,
+            agents,
+            self._watches,
+            metrics,
+            rehearsals=self._rehearsals,
+            identity=identity,
+            installation=installation,
+            now=_now,
         )
         self._fronts = Fronts(
             kube, self._caches, self._namespaces, identity=identity, installation=installation, now=_now
@@ -148,7 +158,7 @@ class _Acting:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reconcile until `stop`; what was begun is finished then, and cut off when this is cancelled."""
-        async with self._watches:
+        async with self._watches, self._rehearsals:
             await self._run(stop)
 
     async def _run(self, stop: asyncio.Event) -> None:

@@ -24,10 +24,12 @@ def candidates(
     tpot_seconds: float,
     *,
     flexible: Collection[str],
+    mixes: bool = True,
 ) -> list[Layout]:
     """Return about a dozen layouts of the same workers, without the one that stands.
 
-    `prompts`, `outputs`: tokens of the requests that are expected. `flexible`: pools whose workers change their roles.
+    `prompts`, `outputs`: tokens of the requests that are expected. `flexible`: pools whose workers change their roles;
+    with `mixes` they may do both.
     """
     sizes = {
         pool: sum(standing.in_pool(pool).values()) for pool in sorted(standing.pools & speeds.keys() & set(flexible))
@@ -43,7 +45,7 @@ def candidates(
     splits += (best, *_near(best, sizes))
     splits += product(*((0, size) for size in sizes.values()))  # each pool as a whole
     found = [_layout(standing, dict(zip(sizes, split, strict=True)), sizes) for split in splits]
-    if len(sizes) == len(standing.pools):
+    if mixes and len(sizes) == len(standing.pools):
         found.append(Layout.of(mixed=sizes))
     return [layout for layout in dict.fromkeys(found) if layout.complete and layout != standing]
 

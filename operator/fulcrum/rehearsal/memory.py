@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from fulcrum.balance.rehearsed import PlayedLayout, Rehearsed, Wanted
 from fulcrum.performance.layout import Layout
-from fulcrum.rehearsal.rehearse import Answer, Offset
+from fulcrum.rehearsal.play import Stage
+from fulcrum.rehearsal.rehearse import Answer, Offset, Question
+from fulcrum.rehearsal.stretch import newest_stretch
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
@@ -43,3 +47,42 @@ class Memory:
 def remembered(answer: Answer, standing: Layout, since: float, now: float) -> Memory:
     """Return what is remembered of a rehearsal."""
     return Memory(since=since, asked_at=now, stayed=answer.chosen == standing, offsets=answer.offsets)
+
+
+def question_of(
+    wanted: Wanted, stage: Stage, seen: Seen, now: float, *, memory: Memory, stands_since: float, seed: int
+) -> Question | None:
+    """Return what a rehearsal is asked; None: it is not worth one now.
+
+    `now` and `stands_since` in seconds on the clock of `seen`.
+    """
+    if len(seen) < TUNING.least_requests:
+        return None
+    since = newest_stretch(seen, now)
+    if not memory.asks(seen, since, now, stage.slo.attainment):
+        return None
+    return Question(
+        stage=stage,
+        seen=seen,
+        since=since,
+        now=now,
+        flexible=wanted.flexible,
+        mixes=wanted.mixes,
+        offsets=memory.known_offsets(since, now),
+        stands_since=stands_since,
+        seed=seed,
+    )
+
+
+def rehearsed(wanted: Wanted, answer: Answer, time: datetime) -> Rehearsed:
+    """Return the answer to what was asked at `time`, as a plan reads it."""
+    return Rehearsed(
+        key=wanted.key,
+        time=time,
+        chosen=answer.chosen,
+        compared=tuple(PlayedLayout(layout=each.layout, inside=each.inside) for each in answer.compared),
+        requests=answer.requests,
+        future_seconds=answer.future_seconds,
+        gain=answer.gain,
+        error=answer.error,
+    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
 from fulcrum.balance import SetRole
 from fulcrum.load.demand import LatencyTargets
@@ -39,6 +41,11 @@ class Margins:
         admission = gateway.admission
         return cls(ttft=tuple(one.factor for one in admission.ttft_margins), tpot=admission.tpot_margin.factor)
 
+    @classmethod
+    def of_state(cls, state: AdmissionState) -> Margins:
+        """Read them of what a gateway told."""
+        return cls(ttft=tuple(one.factor for one in state.ttft_margins), tpot=state.tpot_margin.factor)
+
     def put(self, gateway: SimulatedGateway) -> None:
         """Have a gateway go on with them."""
         for margin, factor in zip(gateway.admission.ttft_margins, self.ttft, strict=True):
@@ -56,6 +63,8 @@ class Stage:
     admission: AdmissionPolicy
     classes: Sequence[QosClass]
     queue: AdmissionQueue | None
+    admits: Mapping[str, PoolAdmits | None] | None = None
+    """Requests that pools take, of every pool; None: all take all."""
     margins: Sequence[Margins]
     """Of each gateway; fewer where they are not known: those begin anew."""
     standing: Layout
@@ -87,6 +96,8 @@ class _Played(Fixed):
     def make_gateway(self, cluster: ClusterModel, slo: LatencyTargets) -> SimulatedGateway | None:
         gateway = super().make_gateway(cluster, slo)
         if gateway is not None:
+            if self._stage.admits is not None:
+                gateway.view.workers.set_pools(self._stage.admits)
             self._gateways.append(gateway)
         return gateway
 

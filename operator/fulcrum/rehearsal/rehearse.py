@@ -45,6 +45,8 @@ class Question:
     now: float
     flexible: Collection[str]
     """Pools whose workers change their roles."""
+    mixes: bool = True
+    """They may do both."""
     offsets: Mapping[Layout, Offset] = field(default_factory=dict)
     """Of layouts that stood before, under this load."""
     stands_since: float = 0.0
@@ -110,7 +112,13 @@ def rehearse(question: Question) -> Answer | None:
     prompts = stretch.load.prompt_tokens.astype(np.float64)
     speeds, tpot_seconds = known_speeds(stage.cluster), stage.slo.tpot_seconds
     for layout in candidates(
-        stage.standing, speeds, prompts, outputs.astype(np.float64), tpot_seconds, flexible=question.flexible
+        stage.standing,
+        speeds,
+        prompts,
+        outputs.astype(np.float64),
+        tpot_seconds,
+        flexible=question.flexible,
+        mixes=question.mixes,
     ):
         # It must bring more than the best so far, and enough more than what stands: with more misses it cannot win.
         least = max(

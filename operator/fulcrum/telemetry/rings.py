@@ -15,8 +15,8 @@ from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
 from fulcrum.api.names import PORT_GATEWAY_INSIDE
 from fulcrum.api.record import MOST_BYTES, PATH, RecordError, read_page
+from fulcrum.rehearsal.rings import ReadRing
 from fulcrum.telemetry.reading import HEADERS, BodyReader
-from fulcrum.telemetry.recordings import ReadRing
 
 DEADLINE_SECONDS: Final = 10.0
 """Deadline of one gateway's answer, which has up to 12 MiB."""

@@ -19,9 +19,9 @@ from fulcrum.gateway.dispatch.admit import AdmissionControl
 from fulcrum.gateway.dispatch.recorder import record_page, recorder_of
 from fulcrum.gateway.http.internal_server import InternalServer
 from fulcrum.load.demand import LatencyTargets
+from fulcrum.rehearsal.rings import merge
 from fulcrum.routing import ClusterView
 from fulcrum.simulation.simulated_gateway import SimulatedGateway
-from fulcrum.telemetry.recordings import merge
 from fulcrum.telemetry.rings import read_rings
 
 NOW = 1000.0

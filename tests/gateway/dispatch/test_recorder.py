@@ -15,9 +15,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.record import Outcome, RecordedRequest, RingPage, decode, read_page
 from fulcrum.cli.record.trace import trace_of
 from fulcrum.gateway.dispatch.recorder import KEY_ENDS, record_page
+from fulcrum.rehearsal.rings import merge
 from fulcrum.routing.prefixes import BYTE_ENDS
 from fulcrum.simulation.traffic.load import load_trace
-from fulcrum.telemetry.recordings import merge
 from fulcrum.telemetry.rings import read_rings
 
 TOKEN = "cluster-token"

@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from fulcrum.cli.record.trace import Trace
     from fulcrum.kube import Api
-    from fulcrum.telemetry.recordings import Recording
+    from fulcrum.rehearsal.rings import Recording
 
 
 @click.command("record", short_help="Write a cluster's last minutes of requests as a trace.")
@@ -107,7 +107,7 @@ async def _read(
     """The recording, and the lengths of the prefixes whose keys are in it."""
     from fulcrum.cli.connect import api_of
     from fulcrum.cli.top.source import find_cluster
-    from fulcrum.telemetry.recordings import merge
+    from fulcrum.rehearsal.rings import merge
     from fulcrum.telemetry.rings import read_rings
 
     api = api_of(kubeconfig)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Final
 
 import msgspec
 
 from fulcrum.admission import DEFAULT_CLASS
 from fulcrum.api.record import Outcome, RecordedRequest
-from fulcrum.simulation.traffic.mooncake import PREFIX_BLOCK_TOKENS
+from fulcrum.simulation.traffic.recorded_blocks import RecordedBlocks
 
 _NO_LENGTH: Final = {
     Outcome.UNREAD: "were turned away unread, so that their lengths are unknown",
@@ -51,7 +50,7 @@ def trace_of(
     Ids of blocks are numbered anew, so that two exports cannot be joined. A request whose answer is unknown, or was not
     ended, is left out, or has `assumed_output_tokens`, and no less than it had.
     """
-    blocks, lines, left_out = Blocks(key_ends), [], Counter[str]()
+    blocks, lines, left_out = RecordedBlocks(key_ends), [], Counter[str]()
     first_age: float | None = None
     for request in requests:
         why = _why_not(request, assumed_output_tokens)
@@ -82,38 +81,3 @@ def _why_not(request: RecordedRequest, assumed_output_tokens: int | None) -> str
         return ""
     unknown = "have an answer of unknown length" if request.output_tokens is None else ""
     return _NO_ANSWER.get(request.outcome, unknown)
-
-
-class Blocks:
-    """Ids of the blocks of 512 tokens that prompts begin with.
-
-    Prefixes are known at some lengths only. A block is shared where the next known prefix behind its end is, so what
-    two prompts have in common is never overstated. How many tokens a prefix has is settled by the first prompt with it.
-    """
-
-    def __init__(self, key_ends: Sequence[int]) -> None:
-        self._key_ends = key_ends
-        self._known: dict[int, tuple[int, range]] = {}
-        """By prefix key: blocks that end within the prefix, and the ids of those that the shorter ones lack."""
-        self._next = 0
-
-    def of(self, request: RecordedRequest) -> tuple[int, ...]:
-        """Return the ids of all blocks of a prompt, the last one filled in part."""
-        count = ceil(max(request.prompt_tokens, 1) / PREFIX_BLOCK_TOKENS)
-        tokens_per_unit = request.prompt_tokens / max(request.units, 1)
-        ids: list[int] = []
-        whole = 0
-        for key, end in zip(request.keys, self._key_ends, strict=False):
-            known = self._known.get(key)
-            if known is None:
-                blocks = max(min(int(end * tokens_per_unit), request.prompt_tokens) // PREFIX_BLOCK_TOKENS, whole)
-                known = self._known[key] = (blocks, self._new(blocks - whole))
-            whole = known[0]
-            ids += known[1]
-        del ids[count:]
-        ids += self._new(count - len(ids))
-        return tuple(ids)
-
-    def _new(self, count: int) -> range:
-        begin, self._next = self._next, self._next + count
-        return range(begin, self._next)

@@ -133,7 +133,8 @@ class Recorder:
         self, exchange: Exchange, incoming: Incoming, now: float
     ) -> tuple[float, float, float, int, int, int, tuple[int, ...]]:
         """Arrival, duration, TTFT, prompt tokens, units, identity and kept prefix keys of a request."""
-        started_at, first_token_at, prefix = exchange.started_at, exchange.first_token_at, incoming.prefix
+        started_at, prefix = exchange.started_at, incoming.prefix
+        first_token_at = exchange.first_token_at or exchange.response.began_at  # of a stream that has not ended
         prompt_tokens = exchange.prompt_tokens
         if prompt_tokens is None or not 0 <= prompt_tokens <= _MOST:
             prompt_tokens = _whole(incoming.prompt_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.balance import CreateWorker, GatewayState, ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.peak import Peak, peak_of
+from fulcrum.balance.rehearsed import Rehearsed, Wanted
 from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.forecast.forecaster import Forecaster
@@ -38,6 +39,17 @@ _FIRST_SHARE: Final = 0.5
 _PHASE_RUNNING, _PHASE_PENDING = WorkerPhase.RUNNING, WorkerPhase.PENDING
 
 
+class Rehearser(Protocol):
+    """Plays what plans want to be rehearsed."""
+
+    @property
+    def answer(self) -> Rehearsed | None:
+        """The last one."""
+
+    def ask(self, wanted: Wanted, view: View, gateways: Sequence[SimulatedGateway]) -> None:
+        """Take a question, whose answer comes later."""
+
+
 class Ours(Policy):
     """`balance.plan` on a Snapshot each turn, its actions carried out; `admission` and `routing` for each request."""
 
@@ -54,9 +66,12 @@ class Ours(Policy):
         forecaster: Forecaster | None = None,
         least_turn_seconds: float = 0.0,
         admission: AdmissionPolicy | None = None,
+        rehearsals: Rehearser | None = None,
         name: str = "ours",
     ) -> None:
         """`initial` defaults to what the plan makes of nothing; `admission` replaces the policy of the spec.
+
+        `rehearsals` answer what plans want to be rehearsed; None: roles change by what is expected of layouts.
 
         `speeds` by pool are what the planner believes, `start_seconds` what it has measured from Pod to readiness; both
         default to the truth. `history` is load from before second 0, as Prometheus would have it (its `end_seconds` is
@@ -70,6 +85,7 @@ class Ours(Policy):
         self._history = history
         self._window_seconds = traffic_window_seconds(spec)
         self._least_turn_seconds = least_turn_seconds
+        self._rehearsals = rehearsals
         self._status = InferenceClusterStatus()
         self._revisions = {pool.name: worker_revision(cluster=CLUSTER, spec=spec, pool=pool) for pool in spec.pools}
         self._initial = initial
@@ -124,6 +140,8 @@ class Ours(Policy):
         )
         decided = plan(snapshot, _time(view.now))
         self._status = decided.status
+        if self._rehearsals is not None and decided.wanted is not None:
+            self._rehearsals.ask(decided.wanted, view, self._gateways)
         shares = shares_of((route.prefill, route.decode, route.share) for route in decided.status.routes or ())
         for gateway in self._gateways:
             gateway.view.kv_routes.set(shares)
@@ -152,6 +170,8 @@ class Ours(Policy):
             start_seconds=start_seconds,
             peak=self._peak,
             pairs=tuple(PairsReport(rates=gateway.view.transfers.report()) for gateway in self._gateways),
+            rehearses=self._rehearsals is not None,
+            rehearsed=self._rehearsals.answer if self._rehearsals is not None else None,
         )
 
     def _look_ahead(self, view: View, start_seconds: float) -> None:

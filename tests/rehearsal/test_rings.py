@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from fulcrum.api.record import Outcome, RecordError, RingPage, is_sampled, pack_rows, read_page
-from fulcrum.telemetry.recordings import ReadRing, Recording, merge
+from fulcrum.rehearsal.rings import ReadRing, Recording, merge
 
 Row = tuple[float, float, Outcome, float, int]
 """Arrival, duration, outcome, Retry-After, identity."""
@@ -124,6 +124,7 @@ def test_a_retry_counts_once(rows: list[Row], count: int, outcome: Outcome | Non
 def test_it_ended_when_its_last_try_ended() -> None:
     (found,) = merge([ReadRing(gateway="g", page=page(turned_away(10), served(12)))]).requests
     assert (found.age_seconds, found.ended_age_seconds) == (90, 87)
+    assert (found.ttft_seconds, found.tpot_seconds) == (2.1, pytest.approx(0.9 / 8))
 
 
 def test_the_coarsest_sample_counts_for_all() -> None:

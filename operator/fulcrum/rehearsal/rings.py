@@ -125,8 +125,12 @@ def _without_retries(requests: Sequence[RecordedRequest]) -> list[RecordedReques
         else:
             told[who].remove(place)
             waited = once[place].age_seconds - request.age_seconds
+            ttft_seconds = request.ttft_seconds
             once[place] = replace(
-                request, age_seconds=once[place].age_seconds, duration_seconds=request.duration_seconds + waited
+                request,
+                age_seconds=once[place].age_seconds,
+                duration_seconds=request.duration_seconds + waited,
+                ttft_seconds=None if ttft_seconds is None else ttft_seconds + waited,
             )
         if request.outcome is Outcome.REJECTED and request.retry_after_seconds > 0:
             told.setdefault(who, []).append(place)

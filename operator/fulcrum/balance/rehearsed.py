@@ -1,0 +1,53 @@
+"""What a plan wants to be rehearsed, and what a rehearsal came to; the caller plays it, outside of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fulcrum.performance.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A question: would another layout of these workers serve more?"""
+
+    key: str
+    """Of the state that it is asked for; the answer for another one is not acted on."""
+    standing: Layout
+    flexible: frozenset[str]
+    """Pools whose workers change their roles."""
+    mixes: bool
+    """Workers of all of them may also do both."""
+    stands_since: datetime | None
+    """When the last worker got its role, or became ready; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedLayout:
+    """A layout that was played, and what it came to."""
+
+    layout: Layout
+    inside: float
+    """Share of the requests inside the promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """The answer to a question."""
+
+    key: str
+    """That of the question."""
+    time: datetime
+    """When it was asked."""
+    chosen: Layout
+    """What stands, where nothing serves more beyond chance."""
+    compared: tuple[PlayedLayout, ...]
+    """What stands first, the best last."""
+    requests: int
+    """That were counted, of the same in each play."""
+    future_seconds: float
+    gain: float
+    """Requests by which the best one is ahead of what stands."""
+    error: float
+    """Standard error of the gain."""

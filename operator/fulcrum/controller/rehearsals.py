@@ -1,0 +1,192 @@
+"""Rehearsals of all clusters, one after another: plans ask, and a later tick reads the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from fulcrum.api.gateway_types import RecordPolicy
+from fulcrum.api.types import InferenceClusterSpec, RehearsePolicy
+from fulcrum.balance import Snapshot
+from fulcrum.balance.measurements import Measurements
+from fulcrum.balance.rehearsed import Rehearsed, Wanted
+from fulcrum.capacity.model_facts import ModelFacts
+from fulcrum.controller.cluster_watches import ClusterKey
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.play_process import PlayError, PlayProcess
+from fulcrum.controller.sources import decides
+from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.rehearsal.case import Case, Played, played
+from fulcrum.rehearsal.memory import Memory
+from fulcrum.rehearsal.tuning import TUNING
+from fulcrum.telemetry.rings import read_rings
+from fulcrum.telemetry.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 5.0
+"""Between two questions about one cluster: little more is known before."""
+FRESH_SECONDS: Final = 60.0
+"""How long an answer is acted on; a plan reads it within a tick."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a tick wants to be rehearsed, and what it knew."""
+
+    uid: str
+    spec: InferenceClusterSpec
+    wanted: Wanted
+    gateways: Mapping[str, str]
+    """Address of each ready gateway Pod, by name."""
+    token: str | None = field(repr=False)
+    measurements: Measurements
+    model: ModelFacts | None
+
+
+def asked_of(cluster: WatchedCluster, snapshot: Snapshot, wanted: Wanted, *, uid: str, token: str | None) -> Asked:
+    """Return the question of a plan that was made of `snapshot`."""
+    return Asked(
+        uid=uid,
+        spec=snapshot.spec,
+        wanted=wanted,
+        gateways=cluster.gateways,
+        token=token,
+        measurements=snapshot.measurements,
+        model=snapshot.model,
+    )
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """What is remembered of one cluster; it may be lost at any time."""
+
+    memory: Memory = field(default_factory=Memory)
+    asked: Asked | None = None
+    """The newest question that waits; it replaces an older one."""
+    task: asyncio.Task[None] | None = None
+    answer: tuple[float, Rehearsed] | None = None
+    """With the monotonic time at which it came."""
+    ended_at: float = float("-inf")
+    problem: str = ""
+
+
+class Rehearsals:
+    """Asks gateways for their rings and plays them in one process; namespaces take turns. An async context manager.
+
+    Whatever fails is a rehearsal that did not come: what stands is kept, and a later plan asks again.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        wake: Callable[[ClusterKey], None],
+        now: Callable[[], datetime],
+        process: PlayProcess | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`wake` asks for a tick of a cluster whose answer has come."""
+        self._process, self._metrics = process or PlayProcess(), metrics
+        self._wake, self._now, self._clock = wake, now, clock
+        self._turns = Turns(1)
+        self._clusters: dict[ClusterKey, _Cluster] = {}
+        self._stopped: set[asyncio.Task[None]] = set()
+
+    def known(self, key: ClusterKey, spec: InferenceClusterSpec, measured: Measurements) -> Measurements:
+        """Return what was measured with what was rehearsed."""
+        if not rehearses(spec):
+            return measured
+        cluster = self._clusters.get(key)
+        answer = cluster.answer if cluster is not None else None
+        fresh = answer is not None and self._clock() - answer[0] <= FRESH_SECONDS
+        return replace(measured, rehearses=True, rehearsed=answer[1] if answer is not None and fresh else None)
+
+    def ask(self, key: ClusterKey, asked: Asked) -> None:
+        """Take a question; it waits for its turn."""
+        cluster = self._clusters.setdefault(key, _Cluster())
+        if cluster.task is None and self._clock() - cluster.ended_at < PAUSE_SECONDS:
+            return
+        cluster.asked = asked
+        if cluster.task is None:
+            cluster.task = asyncio.create_task(self._serve(key, cluster), name=f"rehearsal-{key[0]}-{key[1]}")
+
+    def forget(self, key: ClusterKey) -> None:
+        """Drop a cluster that is gone."""
+        cluster = self._clusters.pop(key, None)
+        if cluster is not None and cluster.task is not None:
+            cluster.task.cancel()
+            self._stopped.add(cluster.task)
+            cluster.task.add_done_callback(self._stopped.discard)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all rehearsals, and the process."""
+        for key in list(self._clusters):
+            self.forget(key)
+        await self._process.close()
+        if self._stopped:
+            await asyncio.wait(set(self._stopped))
+
+    async def _serve(self, key: ClusterKey, cluster: _Cluster) -> None:
+        try:
+            async with self._turns.of(key[0]):
+                asked, cluster.asked = cluster.asked, None
+                assert asked is not None
+                found = await self._played(asked, cluster.memory)
+        except PlayError as error:
+            self._metrics.rehearsal("failed")
+            self._say(key, cluster, str(error))
+        except Exception:
+            # A defect costs this rehearsal and nothing else.
+            self._metrics.rehearsal("failed")
+            logger.exception("rehearsal_failed namespace=%s cluster=%s", *key)
+        else:
+            cluster.memory = found.memory
+            self._say(key, cluster, found.problem)
+            result = "unknown" if found.problem else "none" if found.rehearsed is None else "answered"
+            self._metrics.rehearsal(result, found.plays, found.played_requests)
+            if found.rehearsed is not None:
+                cluster.answer = (self._clock(), found.rehearsed)
+                self._wake(key)
+        finally:
+            cluster.task, cluster.ended_at = None, self._clock()
+
+    async def _played(self, asked: Asked, memory: Memory) -> Played:
+        rings = await read_rings(asked.gateways, token=asked.token, last_seconds=TUNING.memory_seconds)
+        case = Case(
+            uid=asked.uid,
+            spec=asked.spec,
+            wanted=asked.wanted,
+            time=self._now(),
+            rings=rings,
+            memory=memory,
+            speeds=asked.measurements.speeds,
+            start_seconds=asked.measurements.start_seconds or 0.0,
+            pairs=asked.measurements.pairs,
+            model=asked.model,
+        )
+        return await self._process.play(partial(played, case))
+
+    def _say(self, key: ClusterKey, cluster: _Cluster, problem: str) -> None:
+        if problem != cluster.problem:
+            cluster.problem = problem
+            if problem:
+                logger.warning("rehearsal_unknown namespace=%s cluster=%s why=%r", *key, problem)
+
+
+def rehearses(spec: InferenceClusterSpec) -> bool:
+    """Report whether roles change by rehearsals."""
+    wanted = spec.balance.rehearse is RehearsePolicy.ON and spec.gateway.record is RecordPolicy.ON
+    return wanted and decides(spec)

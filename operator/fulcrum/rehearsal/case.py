@@ -1,0 +1,126 @@
+"""What one rehearsal of a cluster is made from, and what comes of it. Runs in the process that plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+from zlib import crc32
+
+from fulcrum.api.admission_state import AdmissionState
+from fulcrum.api.gateway import PairsReport
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.rehearsed import Rehearsed, Wanted
+from fulcrum.capacity.model_facts import ModelFacts
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import promised
+from fulcrum.rehearsal.believed import believed
+from fulcrum.rehearsal.memory import Memory, question_of, rehearsed, remembered
+from fulcrum.rehearsal.play import Margins, Stage
+from fulcrum.rehearsal.recorded import Recorded, recorded
+from fulcrum.rehearsal.rehearse import rehearse
+from fulcrum.rehearsal.rings import ReadRing, merge
+from fulcrum.simulation.cluster import ClusterModel
+
+MOST_WORKERS: Final = 64
+"""Of a cluster that is played: a play of more takes longer than a decision may wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A cluster in trouble, and what its gateways remember."""
+
+    uid: str
+    """Of the InferenceCluster: the draws of its rehearsals follow from it."""
+    spec: InferenceClusterSpec
+    wanted: Wanted
+    time: datetime
+    """When the rings were read."""
+    rings: Sequence[ReadRing]
+    memory: Memory
+    """Times in it are Unix seconds."""
+    speeds: Mapping[str, WorkerSpeed]
+    start_seconds: float
+    pairs: Sequence[PairsReport]
+    model: ModelFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of a case."""
+
+    memory: Memory
+    rehearsed: Rehearsed | None = None
+    """None: it was not worth a rehearsal yet, or there can be none."""
+    problem: str = ""
+    """Why there can be none, for people; what is wrong may pass."""
+    plays: int = 0
+    played_requests: int = 0
+
+
+def played(case: Case) -> Played:
+    """Rehearse."""
+    if case.wanted.standing.total > MOST_WORKERS:
+        return _without(case, f"it has more than {MOST_WORKERS} workers")
+    recording = merge(case.rings)
+    if not recording.complete:
+        silent = ", ".join(f"{gateway} ({why})" for gateway, why in recording.silent) or "none is old enough"
+        return _without(case, f"not all gateways told their requests: {silent}")
+    if recording.sampling_rate < 1:
+        return _without(case, f"gateways remember {recording.sampling_rate:.0%} of so many requests")
+    key_ends = next(ring.page.key_ends for ring in case.rings if ring.page is not None)
+    known = recorded(recording, key_ends, slo=promised(case.spec))
+    cluster = believed(
+        case.spec,
+        speeds=case.speeds,
+        start_seconds=case.start_seconds,
+        pairs=case.pairs,
+        gateways=len(case.rings),
+        model=case.model,
+    )
+    if known is None or cluster is None:
+        what = "the load" if known is None else "how fast all workers are"
+        return _without(case, f"{what} is not known")
+    return _rehearsed(case, known, _stage(case, cluster, known.admissions))
+
+
+def _without(case: Case, problem: str) -> Played:
+    return Played(memory=case.memory, problem=problem)
+
+
+def _rehearsed(case: Case, known: Recorded, stage: Stage) -> Played:
+    now, since = case.time.timestamp(), case.wanted.stands_since
+    arrivals = known.seen.arrival_seconds + (now - known.now)
+    question = question_of(
+        case.wanted,
+        stage,
+        replace(known.seen, load=replace(known.seen.load, arrival_seconds=arrivals)),
+        now,
+        memory=case.memory,
+        stands_since=0.0 if since is None else since.timestamp(),
+        seed=crc32(case.uid.encode()),
+    )
+    answer = None if question is None else rehearse(question)
+    if question is None or answer is None:
+        return Played(memory=case.memory)
+    return Played(
+        memory=remembered(answer, case.wanted.standing, question.since, now),
+        rehearsed=rehearsed(case.wanted, answer, case.time),
+        plays=answer.plays,
+        played_requests=answer.played_requests,
+    )
+
+
+def _stage(case: Case, cluster: ClusterModel, admissions: Sequence[AdmissionState]) -> Stage:
+    spec = case.spec
+    return Stage(
+        cluster=cluster,
+        slo=promised(spec),
+        admission=spec.admission.policy,
+        classes=spec.admission.classes,
+        queue=spec.admission.queue,
+        admits={pool.name: pool.admits for pool in spec.pools},
+        margins=tuple(Margins.of_state(state) for state in admissions),
+        standing=case.wanted.standing,
+    )

@@ -1,0 +1,304 @@
+"""Rehearsals of the operator: rings over HTTP, a real process that plays, and whatever fails is no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from tests.machine import eventually
+from tests.rehearsal.worlds import SLO, SPEED, split, watch
+from tests.simulation.worlds import poisson
+
+from fulcrum.admission import Admission, state_of
+from fulcrum.api.gateway_types import Gateway, RecordPolicy
+from fulcrum.api.internal_token import HEADER, authorization
+from fulcrum.api.record import CONTENT_TYPE, PATH, Outcome, RingPage, pack_rows
+from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.api.types import InferenceClusterSpec
+from fulcrum.balance.measurements import Measurements
+from fulcrum.balance.rehearsed import Wanted
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.play_process import PlayProcess
+from fulcrum.controller.rehearsals import FRESH_SECONDS, PAUSE_SECONDS, Asked, Rehearsals, rehearses
+from fulcrum.performance.layout import Layout
+from fulcrum.rehearsal.case import Case, Played, played
+from fulcrum.rehearsal.memory import Memory
+from fulcrum.rehearsal.rings import ReadRing
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+KEY, OTHER = ("team", "chat"), ("other", "chat")
+TOKEN = "secret"
+STANDING = split(1, 4)
+ENDS = (512, 2048)
+
+
+def make_spec(**balance: Any) -> InferenceClusterSpec:
+    document = {
+        "model": {"name": "m"},
+        "pools": [{"name": "p", "accelerator": "H100", "workers": {"min": 5, "max": 5}}],
+        "slo": {"ttft": "3s", "tpot": "150ms", "attainment": SLO.attainment},
+        "admission": {"policy": "Off"},
+        "balance": {"rehearse": "On", **balance},
+    }
+    return msgspec.convert(document, InferenceClusterSpec)
+
+
+SPEC = make_spec()
+
+
+@cache
+def ring(at: float = 60.0, rate: float = 2.2, prompt: int = 4000) -> RingPage:
+    """One gateway's ring after so many seconds under 1P:4D, which is too little prefill for prompts so long."""
+    load = poisson(rate=rate, count=240, prompt=prompt, output=12, seed=31, spread=0.3)
+    [(_, seen)], result = watch(load, STANDING, [at])
+    rows = []
+    for place in range(len(seen)):
+        arrival, end, ttft = (
+            float(column[place]) for column in (seen.arrival_seconds, result.end_seconds, result.ttft_seconds)
+        )
+        over = end <= at
+        rows.append(
+            (
+                arrival, min(end, at) - arrival, ttft if arrival + ttft <= at else -1.0, -1.0,
+                int(load.prompt_tokens[place]), 4 * int(load.prompt_tokens[place]),
+                int(load.output_tokens[place]) if over else int(seen.made_tokens[place]),
+                place + 1, place, 0, Outcome.SERVED if over else Outcome.PENDING, (),
+            )
+        )  # fmt: skip
+    admission = Admission(
+        AdmissionPolicy.OFF,
+        (),
+        ttft_seconds=SLO.ttft_seconds,
+        tpot_seconds=SLO.tpot_seconds,
+        attainment=0.9,
+        gateways=1,
+    )
+    return RingPage(
+        age_of_start_seconds=at, covers_from_seconds=at, classes=("default",), batch=(False,), key_ends=ENDS,
+        admission=state_of(admission, at), packed_rows=(pack_rows(rows),),
+    )  # fmt: skip
+
+
+def wanted(key: str = "k", standing: Layout = STANDING) -> Wanted:
+    return Wanted(key=key, standing=standing, flexible=frozenset({"p"}), mixes=True, stands_since=None)
+
+
+def make_asked(gateways: Mapping[str, str], **others: Any) -> Asked:
+    measured = Measurements(speeds={"p": SPEED}, start_seconds=60.0)
+    given: dict[str, Any] = {"uid": "u", "spec": SPEC, "wanted": wanted(), "model": None, "measurements": measured}
+    return Asked(**(given | others), gateways=gateways, token=TOKEN)
+
+
+def case(*rings: ReadRing, **others: Any) -> Case:
+    given: dict[str, Any] = {
+        "uid": "u", "spec": SPEC, "wanted": wanted(), "time": NOW, "memory": Memory(), "speeds": {"p": SPEED},
+        "start_seconds": 60.0, "pairs": (), "model": None,
+    }  # fmt: skip
+    return Case(rings=rings or (ReadRing(gateway="g", page=ring()),), **(given | others))
+
+
+@asynccontextmanager
+async def gateway(page: RingPage) -> AsyncIterator[str]:
+    """Address of what answers as a gateway's inner port does."""
+
+    async def record(request: web.Request) -> web.Response:
+        if request.headers.get(HEADER) != authorization(TOKEN):
+            return web.Response(status=401)
+        return web.Response(body=msgspec.msgpack.encode(page), content_type=CONTENT_TYPE)
+
+    app = web.Application()
+    app.router.add_get(PATH, record)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def count(metrics: Metrics, result: str) -> int:
+    line = f'fulcrum_operator_rehearsals_total{{result="{result}"}} '
+    return next(int(float(each.split()[-1])) for each in metrics.page().decode().splitlines() if each.startswith(line))
+
+
+@asynccontextmanager
+async def rehearsing(
+    metrics: Metrics, clock: Clock, *, process: PlayProcess | None = None
+) -> AsyncIterator[tuple[Rehearsals, list[tuple[str, str]]]]:
+    woken: list[tuple[str, str]] = []
+    async with Rehearsals(metrics, wake=woken.append, now=lambda: NOW, process=process, clock=clock) as rehearsals:
+        yield rehearsals, woken
+
+
+async def test_a_cluster_in_trouble_is_rehearsed(metrics: Metrics, clock: Clock) -> None:
+    async with gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        assert rehearsals.known(KEY, SPEC, Measurements()) == Measurements(rehearses=True)
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        await eventually(lambda: woken == [KEY], what="an answer")
+        found = rehearsals.known(KEY, SPEC, Measurements()).rehearsed
+        assert found is not None
+        assert (found.key, found.time, found.compared[0].layout) == ("k", NOW, STANDING)
+        assert found.chosen != STANDING
+        assert found.compared[-1].inside > found.compared[0].inside + 0.2
+        assert rehearsals.known(OTHER, SPEC, Measurements()).rehearsed is None
+        clock.now += FRESH_SECONDS + 1
+        assert rehearsals.known(KEY, SPEC, Measurements()).rehearsed is None, "it is old"
+    assert count(metrics, "answered") == 1
+    assert "fulcrum_operator_plays_total 0.0" not in metrics.page().decode()
+
+
+async def test_the_process_answers_as_this_one_does(metrics: Metrics, clock: Clock) -> None:
+    async with gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        await eventually(lambda: woken == [KEY], what="an answer")
+        answered = rehearsals.known(KEY, SPEC, Measurements()).rehearsed
+    here = played(case())
+    assert here.rehearsed is not None
+    assert answered is not None
+    assert answered.chosen == here.rehearsed.chosen
+    assert played(case()) == here, "twice the same"
+
+
+async def test_a_silent_gateway_is_no_smaller_load(metrics: Metrics, clock: Clock) -> None:
+    async with gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        rehearsals.ask(KEY, make_asked({"g": address, "h": "127.0.0.1:1"}))
+        await eventually(lambda: count(metrics, "unknown") == 1, what="a rehearsal that came to nothing")
+        assert rehearsals.known(KEY, SPEC, Measurements()).rehearsed is None
+        assert woken == []
+        clock.now += PAUSE_SECONDS
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        await eventually(lambda: woken == [KEY], what="an answer once all are heard")
+
+
+async def test_a_process_that_dies_costs_one_answer_and_the_others_go_on(metrics: Metrics, clock: Clock) -> None:
+    process = PlayProcess(deadline_seconds=0.0001)
+    async with gateway(ring()) as address, rehearsing(metrics, clock, process=process) as (rehearsals, woken):
+        for key in (KEY, OTHER):
+            rehearsals.ask(key, make_asked({"g": address}))
+        await eventually(lambda: count(metrics, "failed") == 2, what="two that took too long")
+        assert woken == []
+        process._deadline_seconds = 60.0
+        clock.now += PAUSE_SECONDS
+        for key in (KEY, OTHER):
+            rehearsals.ask(key, make_asked({"g": address}))
+        await eventually(lambda: sorted(woken) == sorted([KEY, OTHER]), what="both")
+
+
+async def test_a_newer_question_replaces_one_that_waits_and_none_follows_at_once(
+    metrics: Metrics, clock: Clock
+) -> None:
+    async with gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        rehearsals.ask(OTHER, make_asked({"g": address}))
+        rehearsals.ask(KEY, make_asked({"g": address}, wanted=wanted("old")))
+        rehearsals.ask(KEY, make_asked({"g": address}, wanted=wanted("new")))
+        await eventually(lambda: sorted(woken) == sorted([KEY, OTHER]), what="both")
+        found = rehearsals.known(KEY, SPEC, Measurements()).rehearsed
+        assert found is not None
+        assert found.key == "new"
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        await asyncio.sleep(0)
+        assert count(metrics, "answered") == 2
+
+
+async def test_a_cluster_that_is_gone_is_forgotten(metrics: Metrics, clock: Clock) -> None:
+    async with gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        rehearsals.forget(KEY)
+        rehearsals.forget(KEY)
+        rehearsals.ask(OTHER, make_asked({"g": address}))
+        await eventually(lambda: woken == [OTHER], what="the other one")
+        assert rehearsals.known(KEY, SPEC, Measurements()).rehearsed is None
+
+
+def test_what_cannot_be_played_says_why() -> None:
+    def problem(**others: Any) -> str:
+        found = played(case(**others))
+        assert found == Played(memory=Memory(), problem=found.problem)
+        return found.problem
+
+    assert problem(wanted=wanted(standing=split(30, 40))) == "it has more than 64 workers"
+    assert problem(speeds={}) == "how fast all workers are is not known"
+    thinned = replace_page(sampling_depths=(0,))
+    found = played(case(ReadRing(gateway="g", page=thinned)))
+    assert found.problem == "gateways remember 50% of so many requests"
+    found = played(case(ReadRing(gateway="g", page=ring()), ReadRing(gateway="h", page=None, problem="it is away")))
+    assert found.problem == "not all gateways told their requests: h (it is away)"
+
+
+def replace_page(**others: Any) -> RingPage:
+    return msgspec.structs.replace(ring(), **others)
+
+
+def test_a_cluster_that_is_well_is_not_worth_a_rehearsal() -> None:
+    found = played(case(ReadRing(gateway="g", page=ring(rate=1.0, prompt=500))))
+    assert found == Played(memory=Memory())
+
+
+def test_the_same_question_is_not_played_again_until_more_is_known() -> None:
+    first = played(case(wanted=wanted(standing=split(3, 2))))
+    assert first.plays > 0
+    if first.rehearsed is not None and first.rehearsed.chosen == split(3, 2):
+        again = played(case(wanted=wanted(standing=split(3, 2)), memory=first.memory))
+        assert again.plays == 0
+
+
+def test_gateways_are_put_together() -> None:
+    """Half of the requests each: a smaller load it is not."""
+    page = ring()
+    rows = [row for packed in page.packed_rows for row in msgspec.msgpack.decode(packed)]
+    halves = [msgspec.structs.replace(page, packed_rows=(pack_rows(rows[at::2]),)) for at in (0, 1)]
+    found = played(case(*(ReadRing(gateway=str(at), page=half) for at, half in enumerate(halves))))
+    whole = played(case())
+    assert found.rehearsed is not None
+    assert whole.rehearsed is not None
+    assert found.rehearsed.requests == whole.rehearsed.requests
+    assert found.rehearsed.chosen != STANDING
+
+
+@pytest.mark.parametrize(
+    ("spec", "wants"),
+    [
+        (SPEC, True),
+        (make_spec(mode="Observe"), True),
+        (make_spec(mode="Manual"), False),
+        (make_spec(rehearse="Off"), False),
+        (msgspec.structs.replace(SPEC, gateway=Gateway(record=RecordPolicy.OFF)), False),
+    ],
+)
+def test_whether_a_cluster_rehearses(spec: InferenceClusterSpec, *, wants: bool) -> None:
+    assert rehearses(spec) is wants
+    measured = Rehearsals(Metrics(), wake=lambda _: None, now=lambda: NOW).known(KEY, spec, Measurements())
+    assert measured.rehearses is wants
+
+
+def test_known_keeps_what_was_measured() -> None:
+    measured = Measurements(start_seconds=7.0)
+    rehearsals = Rehearsals(Metrics(), wake=lambda _: None, now=lambda: NOW)
+    assert rehearsals.known(KEY, SPEC, measured) == replace(measured, rehearses=True)
