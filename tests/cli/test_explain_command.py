@@ -22,6 +22,7 @@ from fulcrum.api.types import (
     Decision,
     Explanation,
     InferenceClusterStatus,
+    RehearsalStatus,
 )
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,17 @@ REJECTED = Condition(
     message="Some of all requests are turned away.",
     observed_generation=1,
     last_transition_time="2026-01-01T00:00:00Z",
+)
+PLAYED = RehearsalStatus(
+    time="2026-01-01T00:04:58Z",
+    stood="3P:9D",
+    stood_attainment=0.61,
+    best="2P:10D",
+    best_attainment=0.93,
+    chosen="2P:10D",
+    requests=400,
+    gain=128.0,
+    error=11.0,
 )
 
 
@@ -81,7 +93,12 @@ async def test_a_flip_and_rejections_are_explained(cluster: Cluster) -> None:
     set_status(
         cluster,
         InferenceClusterStatus(
-            ratio="2P:10D", attainment=0.91, rejected_ratio=0.04, last_decision=flip, conditions=(REJECTED,)
+            ratio="2P:10D",
+            attainment=0.91,
+            rejected_ratio=0.04,
+            last_decision=flip,
+            conditions=(REJECTED,),
+            rehearsal=PLAYED,
         ),
     )
     out = await asyncio.to_thread(explain, cluster.server, "ic/c", "-n", cluster.namespace)
@@ -94,6 +111,10 @@ async def test_a_flip_and_rejections_are_explained(cluster: Cluster) -> None:
     assert "  another split, once it brings more" in lines
     assert "91.0% inside the SLO" in out
     assert "4.0% turned away" in out
+    assert (
+        "rehearsed  2026-01-01T00:04:58Z, 400 requests: 3P:9D 61.0% inside, 2P:10D 93.0% (+128 requests, error 11); "
+        "2P:10D was chosen" in lines
+    )
     assert "Degraded True, RequestsRejected: Some of all requests are turned away." in out
     written = json.loads(await asyncio.to_thread(explain, cluster.server, "c", "-n", cluster.namespace, "--json"))
     assert msgspec.convert(written, Decision) == flip
