@@ -50,7 +50,7 @@ PRECISION = (
 WORDS = (
     "admission/outcome.py numbers: 1000",
     "balance/explanation.py explain: 0.05",
-    "balance/conditions.py _SHARES",
+    "balance/unserved.py _SHARES",
     "routing/affinity.py POOL",
     "routing/sent.py MAX_BATCH_KEYS",
 )

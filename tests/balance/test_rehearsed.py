@@ -56,7 +56,7 @@ def answered(wanted: Wanted, chosen: Layout, *, key: str | None = None) -> Rehea
         compared.append(PlayedLayout(layout=chosen, inside=0.93))
     return Rehearsed(
         key=wanted.key if key is None else key, time=START, chosen=chosen, compared=tuple(compared), requests=400,
-        future_seconds=120.0, gain=128.0, error=11.0,
+        future_seconds=120.0, gain=128.0, error=11.0, off=-0.12,
     )  # fmt: skip
 
 
@@ -93,6 +93,7 @@ def test_the_answer_flips_the_fewest_workers_and_is_explained() -> None:
     assert decision.explanation.candidates[-1].verdict.startswith("chosen: +128.0 requests, with an error of 11.0")
     assert status is not None
     assert (status.stood, status.best, status.chosen, status.requests) == ("4P:4D", "6P:2D", "6P:2D", 400)
+    assert (status.gain, status.error, status.off) == (128.0, 11.0, -0.12)
 
 
 def test_an_answer_that_keeps_what_stands_flips_nothing_and_the_question_goes_on() -> None:

@@ -56,6 +56,7 @@ PLAYED = RehearsalStatus(
     requests=400,
     gain=128.0,
     error=11.0,
+    off=-0.12,
 )
 
 
@@ -115,6 +116,7 @@ async def test_a_flip_and_rejections_are_explained(cluster: Cluster) -> None:
         "rehearsed  2026-01-01T00:04:58Z, 400 requests: 3P:9D 61.0% inside, 2P:10D 93.0% (+128 requests, error 11); "
         "2P:10D was chosen" in lines
     )
+    assert "           3P:9D served 12.0% less of the last ones than a play of them says" in lines
     assert "Degraded True, RequestsRejected: Some of all requests are turned away." in out
     written = json.loads(await asyncio.to_thread(explain, cluster.server, "c", "-n", cluster.namespace, "--json"))
     assert msgspec.convert(written, Decision) == flip

@@ -20,6 +20,7 @@ from tests.simulation.worlds import poisson
 from fulcrum.admission import Admission, state_of
 from fulcrum.api.gateway_types import Gateway, RecordPolicy
 from fulcrum.api.internal_token import HEADER, authorization
+from fulcrum.api.names import Role
 from fulcrum.api.record import CONTENT_TYPE, PATH, Outcome, RingPage, pack_rows
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
@@ -55,10 +56,10 @@ SPEC = make_spec()
 
 
 @cache
-def ring(at: float = 60.0, rate: float = 2.2, prompt: int = 4000) -> RingPage:
+def ring(at: float = 60.0, rate: float = 2.2, prompt: int = 4000, standing: Layout = STANDING) -> RingPage:
     """One gateway's ring after so many seconds under 1P:4D, which is too little prefill for prompts so long."""
-    load = poisson(rate=rate, count=240, prompt=prompt, output=12, seed=31, spread=0.3)
-    [(_, seen)], result = watch(load, STANDING, [at])
+    load = poisson(rate=rate, count=int(110 * rate), prompt=prompt, output=12, seed=31, spread=0.3)
+    [(_, seen)], result = watch(load, standing, [at])
     rows = []
     for place in range(len(seen)):
         arrival, end, ttft = (
@@ -243,17 +244,31 @@ def test_what_cannot_be_played_says_why() -> None:
         assert found == Played(memory=Memory(), problem=found.problem)
         return found.problem
 
-    assert problem(wanted=wanted(standing=split(30, 40))) == "it has more than 64 workers"
+    assert problem(wanted=wanted(standing=split(1, 400))) == (
+        "100% of the requests are known, and 401 workers have no scale model for them"
+    )
     assert problem(speeds={}) == "how fast all workers are is not known"
-    thinned = replace_page(sampling_depths=(0,))
-    found = played(case(ReadRing(gateway="g", page=thinned)))
-    assert found.problem == "gateways remember 50% of so many requests"
+    half = msgspec.structs.replace(ring(), sampling_depths=(0,))
+    found = played(case(ReadRing(gateway="g", page=half)))
+    assert found.problem == "50% of the requests are known, and 5 workers have no scale model for them"
     found = played(case(ReadRing(gateway="g", page=ring()), ReadRing(gateway="h", page=None, problem="it is away")))
     assert found.problem == "not all gateways told their requests: h (it is away)"
 
 
-def replace_page(**others: Any) -> RingPage:
-    return msgspec.structs.replace(ring(), **others)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_large_cluster_is_rehearsed_as_a_scale_model(*, sampled: bool) -> None:
+    """Ten times as many workers and requests; or twice as many, of whose requests gateways keep a half."""
+    times = 2 if sampled else 10
+    standing = split(times, 4 * times)
+    page = ring(rate=2.2 * times, standing=standing)
+    if sampled:
+        page = msgspec.structs.replace(page, sampling_depths=(0,))
+    found = played(case(ReadRing(gateway="g", page=page), wanted=wanted(standing=standing))).rehearsed
+    assert found is not None
+    assert found.compared[0].layout == standing
+    assert found.chosen.total == standing.total
+    assert found.chosen.count(Role.PREFILL) > times or found.chosen.mixed
+    assert found.requests < 1000
 
 
 def test_a_cluster_that_is_well_is_not_worth_a_rehearsal() -> None:

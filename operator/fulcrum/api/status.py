@@ -260,6 +260,13 @@ class RehearsalStatus(ApiStruct, frozen=True, kw_only=True):
     error: Annotated[float | None, Meta(description="Standard error of the gain; absent where nothing was ahead.")] = (
         None
     )
+    off: Annotated[
+        float | None,
+        Meta(
+            description="By which share what stood served more of the last requests (below 0: less) than a play of "
+            "them says; the gain includes it. Absent where that may be chance."
+        ),
+    ] = None
 
 
 class RecommendedPool(ApiStruct, frozen=True, kw_only=True):

@@ -51,3 +51,6 @@ class Rehearsed:
     """Requests by which the best one is ahead of what stands."""
     error: float
     """Standard error of the gain."""
+    off: float
+    """By how much what stood served another share of the last requests than a play of them says; 0: no more than by
+    chance."""

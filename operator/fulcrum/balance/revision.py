@@ -130,13 +130,7 @@ def worker_config(
         expert_parallel=pool.parallelism.experts,
         all2all_backend=pool.expert_backend,
         nodes=pool.nodes,
-        kv_cache=KvCacheConfig(
-            dtype=dtype.value,
-            skip_layers=cache.skip_layers,
-            block_size=cache.block_size,
-            memory_bytes=number_of_bytes(cache.memory) if cache.memory is not None else None,
-            offload=_offload_config(cache),
-        ),
+        kv_cache=_kv_cache_config(cache, dtype),
         transfer=TransferConfig(
             connector=transfer.connector,
             backends=transfer.backends,
@@ -178,6 +172,17 @@ def adapter_sources(spec: InferenceClusterSpec) -> tuple[AdapterSource, ...]:
 def _traces_url(spec: InferenceClusterSpec) -> str | None:
     tracing = spec.telemetry.tracing
     return traces_url(tracing.endpoint) if tracing is not None and tracing.engine else None
+
+
+def _kv_cache_config(cache: KvCache, dtype: KvCacheDtype) -> KvCacheConfig:
+    """Return the KV cache of an engine; `dtype` is what the spec's element type came to."""
+    return KvCacheConfig(
+        dtype=dtype.value,
+        skip_layers=cache.skip_layers,
+        block_size=cache.block_size,
+        memory_bytes=number_of_bytes(cache.memory) if cache.memory is not None else None,
+        offload=_offload_config(cache),
+    )
 
 
 def _offload_config(cache: KvCache) -> OffloadConfig | None:

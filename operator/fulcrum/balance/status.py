@@ -100,6 +100,7 @@ def _rehearsal(snapshot: Snapshot) -> RehearsalStatus | None:
         requests=rehearsed.requests,
         gain=round(rehearsed.gain, 1),
         error=round(rehearsed.error, 1) if isfinite(rehearsed.error) and len(rehearsed.compared) > 1 else None,
+        off=round(rehearsed.off, 3) or None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from fulcrum.api.types import Candidate, Decision, Explanation, InferenceCluster
+    from fulcrum.api.types import Candidate, Decision, Explanation, InferenceCluster, RehearsalStatus
 
 
 @click.command("explain", short_help="Say why the last decision was made, and what would change it.")
@@ -108,6 +108,20 @@ def _row(candidate: Candidate, width: int) -> str:
     return f"{candidate.layout:{width}}  {candidate.attainment:>6.1%}  {lowest:>6}  {candidate.verdict}"
 
 
+def _rehearsal(played: RehearsalStatus) -> list[str]:
+    ahead = f"{played.gain:+g} requests" + ("" if played.error is None else f", error {played.error:g}")
+    text = [
+        f"rehearsed  {played.time}, {played.requests} requests: {played.stood} {played.stood_attainment:.1%} inside, "
+        f"{played.best} {played.best_attainment:.1%} ({ahead}); {played.chosen} was chosen"
+    ]
+    if played.off is not None:
+        more = "more" if played.off > 0 else "less"
+        text.append(
+            f"           {played.stood} served {abs(played.off):.1%} {more} of the last ones than a play of them says"
+        )
+    return text
+
+
 def _now(cluster: InferenceCluster) -> list[str]:
     """Return what stands now: figures and conditions, of which rejections are one."""
     status = cluster.status
@@ -115,11 +129,6 @@ def _now(cluster: InferenceCluster) -> list[str]:
     away = "unknown" if status.rejected_ratio is None else f"{status.rejected_ratio:.1%}"
     text = [f"now        {inside} inside the SLO of {cluster.spec.slo.attainment:.0%}, {away} turned away"]
     if (played := status.rehearsal) is not None:
-        ahead = f"{played.gain:+g} requests" + ("" if played.error is None else f", error {played.error:g}")
-        text.append(
-            f"rehearsed  {played.time}, {played.requests} requests: "
-            f"{played.stood} {played.stood_attainment:.1%} inside, "
-            f"{played.best} {played.best_attainment:.1%} ({ahead}); {played.chosen} was chosen"
-        )
+        text += _rehearsal(played)
     text += [f"           {each.type} {each.status}, {each.reason}: {each.message}" for each in status.conditions]
     return text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
 from zlib import crc32
 
 from fulcrum.api.admission_state import AdmissionState
@@ -21,10 +20,8 @@ from fulcrum.rehearsal.play import Margins, Stage
 from fulcrum.rehearsal.recorded import Recorded, recorded
 from fulcrum.rehearsal.rehearse import rehearse
 from fulcrum.rehearsal.rings import ReadRing, merge
+from fulcrum.rehearsal.scale import Scale, scale_of, thinned
 from fulcrum.simulation.cluster import ClusterModel
-
-MOST_WORKERS: Final = 64
-"""Of a cluster that is played: a play of more takes longer than a decision may wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +58,14 @@ class Played:
 
 def played(case: Case) -> Played:
     """Rehearse."""
-    if case.wanted.standing.total > MOST_WORKERS:
-        return _without(case, f"it has more than {MOST_WORKERS} workers")
     recording = merge(case.rings)
     if not recording.complete:
         silent = ", ".join(f"{gateway} ({why})" for gateway, why in recording.silent) or "none is old enough"
         return _without(case, f"not all gateways told their requests: {silent}")
-    if recording.sampling_rate < 1:
-        return _without(case, f"gateways remember {recording.sampling_rate:.0%} of so many requests")
+    scale = scale_of(case.wanted.standing, recording.sampling_rate)
+    if scale is None:
+        share = f"{recording.sampling_rate:.0%} of the requests are known"
+        return _without(case, f"{share}, and {case.wanted.standing.total} workers have no scale model for them")
     key_ends = next(ring.page.key_ends for ring in case.rings if ring.page is not None)
     known = recorded(recording, key_ends, slo=promised(case.spec))
     cluster = believed(
@@ -82,19 +79,21 @@ def played(case: Case) -> Played:
     if known is None or cluster is None:
         what = "the load" if known is None else "how fast all workers are"
         return _without(case, f"{what} is not known")
-    return _rehearsed(case, known, _stage(case, cluster, known.admissions))
+    known = replace(known, seen=thinned(known.seen, scale.share / recording.sampling_rate))
+    return _rehearsed(replace(case, wanted=replace(case.wanted, standing=scale.played)), known, cluster, scale)
 
 
 def _without(case: Case, problem: str) -> Played:
     return Played(memory=case.memory, problem=problem)
 
 
-def _rehearsed(case: Case, known: Recorded, stage: Stage) -> Played:
+def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale) -> Played:
+    """Play `case`, whose layout and requests are scaled."""
     now, since = case.time.timestamp(), case.wanted.stands_since
     arrivals = known.seen.arrival_seconds + (now - known.now)
     question = question_of(
         case.wanted,
-        stage,
+        _stage(case, cluster, known.admissions),
         replace(known.seen, load=replace(known.seen.load, arrival_seconds=arrivals)),
         now,
         memory=case.memory,
@@ -106,10 +105,15 @@ def _rehearsed(case: Case, known: Recorded, stage: Stage) -> Played:
         return Played(memory=case.memory)
     return Played(
         memory=remembered(answer, case.wanted.standing, question.since, now),
-        rehearsed=rehearsed(case.wanted, answer, case.time),
+        rehearsed=_unscaled(rehearsed(case.wanted, answer, case.time), scale),
         plays=answer.plays,
         played_requests=answer.played_requests,
     )
+
+
+def _unscaled(found: Rehearsed, scale: Scale) -> Rehearsed:
+    compared = tuple(replace(each, layout=scale.unscaled(each.layout)) for each in found.compared)
+    return replace(found, chosen=scale.unscaled(found.chosen), compared=compared)
 
 
 def _stage(case: Case, cluster: ClusterModel, admissions: Sequence[AdmissionState]) -> Stage:

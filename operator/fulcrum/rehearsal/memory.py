@@ -85,4 +85,5 @@ def rehearsed(wanted: Wanted, answer: Answer, time: datetime) -> Rehearsed:
         future_seconds=answer.future_seconds,
         gain=answer.gain,
         error=answer.error,
+        off=answer.offsets[wanted.standing].share if wanted.standing in answer.offsets else 0.0,
     )

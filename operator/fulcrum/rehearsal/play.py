@@ -71,7 +71,10 @@ class Stage:
 
 
 def play(stage: Stage, future: Future, layout: Layout, *, spare: float) -> NDArray[np.bool_] | None:
-    """Return which requests are inside the promise; None: of the scored ones more than `spare` are not."""
+    """Return which requests are inside the promise; None: given up, because more than `spare` scored ones missed it.
+
+    A scored request that has not ended when the play ends is not inside either, but gives nothing up.
+    """
     played = _Played(stage, future, layout, spare=spare)
     try:
         result = simulate(future.load, stage.cluster, played, slo=stage.slo, tail_seconds=_TAIL_SECONDS)

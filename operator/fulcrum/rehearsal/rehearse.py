@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,48 +130,68 @@ def rehearse(question: Question) -> Answer | None:
         if found is not None and found.sum() > least:
             best, inside = layout, found
             compared.append(Compared(layout=layout, inside=float(found.mean())))
-    gain = error = 0.0
-    wins = False
-    if best != stage.standing:
-        again = plays.whole(second, best), plays.whole(second, stage.standing)
-        ahead = [
-            difference(inside, stands, first.seen_seconds),
-            difference(*again, second.seen_seconds),
-        ]
-        offset = plays.off(stage.standing, best) * -total
-        gain = sum(each for each, _ in ahead) / 2 + offset
-        error = sqrt(sum(each**2 for _, each in ahead) / 4 + total**2 * plays.off_variance(stage.standing, best))
-        agree = all(each + offset > 0 for each, _ in ahead)
-        wins = agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
+    verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
     return Answer(
-        chosen=best if wins else stage.standing,
+        chosen=best if verdict.wins else stage.standing,
         requests=total,
         future_seconds=span.scored_seconds,
         compared=tuple(compared),
-        gain=gain,
-        error=error,
+        gain=verdict.gain,
+        error=verdict.error,
         offsets=plays.offsets,
         plays=plays.count,
         played_requests=plays.requests,
     )
 
 
+class _Verdict(NamedTuple):
+    """What two draws together say of the layout that was best on the first one."""
+
+    wins: bool
+    gain: float
+    """As in the answer."""
+    error: float
+
+
+def _confirm(plays: _Plays, best: Layout, first: Future, second: Future, *, inside: Bools, stands: Bools) -> _Verdict:
+    """Play `best` and what stands on the second draw as well.
+
+    `inside` and `stands` are which of the scored requests of the first draw `best` and what stands serve in time.
+    """
+    standing, total = plays.standing, len(first.seen_seconds)
+    if best == standing:
+        return _Verdict(wins=False, gain=0.0, error=0.0)
+    again = plays.whole(second, best), plays.whole(second, standing)
+    ahead = [
+        difference(inside, stands, first.seen_seconds),
+        difference(*again, second.seen_seconds),
+    ]
+    offset = plays.off(standing, best) * -total
+    gain = sum(each for each, _ in ahead) / 2 + offset
+    error = sqrt(sum(each**2 for _, each in ahead) / 4 + total**2 * plays.off_variance(standing, best))
+    agree = all(each + offset > 0 for each, _ in ahead)
+    wins = agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
+    return _Verdict(wins=wins, gain=gain, error=error)
+
+
 class _Plays:
     """Plays of one question, counted."""
 
     def __init__(self, question: Question) -> None:
-        self._stage = question.stage
+        self._stage, self.standing = question.stage, question.stage.standing
         self.offsets = dict(question.offsets)
         self.count = 0
         self.requests = 0
 
     def play(self, played: Future, layout: Layout, *, spare: float) -> Bools | None:
-        """Return which of the scored requests are inside; None: more than `spare` are not."""
-        found = self._play(played, layout, spare=spare)
-        if found is None:
+        """Return which of the scored requests are inside; None: given up, because more than `spare` came too late.
+
+        Requests that have not ended when the play ends are not inside either, and can be more than that.
+        """
+        if spare < 0:
             return None
-        inside = found[played.scored]
-        return inside if len(inside) - inside.sum() <= spare else None
+        found = self._play(played, layout, spare=spare)
+        return None if found is None else found[played.scored]
 
     def whole(self, played: Future, layout: Layout) -> Bools:
         """Play to the end."""
@@ -180,19 +201,17 @@ class _Plays:
 
     def stands(self, played: Future) -> Bools:
         """Play what stands; its offset is how far its play of the past is from what came of those requests."""
-        found = self._play(played, self._stage.standing, spare=len(played.load))
+        found = self._play(played, self.standing, spare=len(played.load))
         assert found is not None
-        self.offsets.pop(self._stage.standing, None)
+        self.offsets.pop(self.standing, None)
         if len(played.known_inside) >= TUNING.least_requests:
             arrivals = played.load.arrival_seconds[played.known]
             found_off = Offset(*mean_difference(played.known_inside, found[played.known], arrivals))
             if abs(found_off.share) > TUNING.sigmas * found_off.error:
-                self.offsets[self._stage.standing] = found_off
+                self.offsets[self.standing] = found_off
         return found[played.scored]
 
     def _play(self, played: Future, layout: Layout, *, spare: float) -> Bools | None:
-        if spare < 0:
-            return None
         self.count += 1
         self.requests += len(played.load)
         return play(self._stage, played, layout, spare=spare)

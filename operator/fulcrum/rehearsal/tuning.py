@@ -31,6 +31,8 @@ class Tuning:
     stretch_sigmas: float = 3.0
     stretch_change: float = 0.1
     """A load is another one when a mean differs by more than so many standard errors and this share."""
+    most_of_role: int = 16
+    """Workers of a role that are played as they are; more as a scale model, of four times as many in all."""
     more: float = 0.25
     """The same question is asked again once so much more is known: its answer would be the same before."""
 
