@@ -88,6 +88,7 @@ bench: install  ## The benchmarks that back a claim (the last two start real eng
 	$(BIN)/python benchmarks/scaling.py --hours 1
 	$(BIN)/python benchmarks/capacity.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/rehearsing.py
 	$(BIN)/python benchmarks/classes.py
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/streams.py

@@ -89,6 +89,12 @@ class Metrics:
         self._played_requests = Counter(
             "fulcrum_operator_played_requests", "Requests that were played.", registry=self._registry
         )
+        self._rehearsal_wait_seconds = Gauge(
+            "fulcrum_operator_rehearsal_longest_wait_seconds",
+            "Longest time from a question for a rehearsal to its answer since the start.",
+            registry=self._registry,
+        )
+        self._longest_wait_seconds = 0.0
 
         # `rate()` begins with the second sample of a series: what can be known is there with 0 from the start.
         for result in ("ok", "failed", "gone"):
@@ -133,6 +139,11 @@ class Metrics:
         self._rehearsals.labels(result).inc()
         self._plays.inc(plays)
         self._played_requests.inc(requests)
+
+    def rehearsal_waited(self, seconds: float) -> None:
+        """Note the time from a question to its answer."""
+        self._longest_wait_seconds = max(self._longest_wait_seconds, seconds)
+        self._rehearsal_wait_seconds.set(self._longest_wait_seconds)
 
     def forecast_error(self, namespace: str, cluster: str, method: str, error: float | None) -> None:
         """Say how far off the forecast was lately; None takes the figure away."""

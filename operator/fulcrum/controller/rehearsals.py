@@ -140,6 +140,7 @@ class Rehearsals:
             await asyncio.wait(set(self._stopped))
 
     async def _serve(self, key: ClusterKey, cluster: _Cluster) -> None:
+        began = self._clock()
         try:
             async with self._turns.of(key[0]):
                 asked, cluster.asked = cluster.asked, None
@@ -157,6 +158,7 @@ class Rehearsals:
             self._say(key, cluster, found.problem)
             result = "unknown" if found.problem else "none" if found.rehearsed is None else "answered"
             self._metrics.rehearsal(result, found.plays, found.played_requests)
+            self._metrics.rehearsal_waited(self._clock() - began)
             if found.rehearsed is not None:
                 cluster.answer = (self._clock(), found.rehearsed)
                 self._wake(key)

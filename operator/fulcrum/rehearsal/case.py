@@ -73,7 +73,7 @@ def played(case: Case) -> Played:
         speeds=case.speeds,
         start_seconds=case.start_seconds,
         pairs=case.pairs,
-        gateways=len(case.rings),
+        gateways=max(1, round(len(case.rings) * scale.share)),
         model=case.model,
     )
     if known is None or cluster is None:

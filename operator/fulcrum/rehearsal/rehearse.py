@@ -184,9 +184,9 @@ class _Plays:
         self.requests = 0
 
     def play(self, played: Future, layout: Layout, *, spare: float) -> Bools | None:
-        """Return which of the scored requests are inside; None: given up, because more than `spare` came too late.
+        """Return which of the scored requests are inside; None: more than `spare` missed the promise.
 
-        Requests that have not ended when the play ends are not inside either, and can be more than that.
+        With requests that have not ended when the play ends, more than `spare` can be outside: compare the sum.
         """
         if spare < 0:
             return None
