@@ -2,44 +2,40 @@
 
     python benchmarks/fleet.py                       # 1, 100 and 1,000 clusters of 10 workers
     python benchmarks/fleet.py --clusters 1 100
+    python benchmarks/fleet.py --mode Auto --clusters 1000 --troubled 20 --minutes 10      # what rehearsals cost
 
 The API server is `fulcrum apiserver`, the operator `fulcrum operator`, both as processes. Pods have no processes: a
 hand in this process sets their status as kubelets would, and nothing answers at their addresses. Clusters are in mode
 Manual. Churn is an hour of changes made as fast as the operator follows: a ratio changes (a flip) and a worker is lost,
 in one cluster after the other. Exits with 0 only when every target holds.
+
+With `--mode Auto` clusters have `balance.rehearse: "On"`, and this process answers for their Pods: load reports,
+metrics, and rings of ten minutes of 5 requests/s. Those of most clusters are inside the promise. So many as are
+troubled change their mix every five minutes, and what stood before is then too slow; they answer as the simulation of
+the layout that they have. CPU and memory are those of the operator and of the process in which it plays, together, over
+so many minutes; this process counts nowhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
-import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 import psutil
-from _loopback.launch import tidy_on_sigterm
+from _loopback import fleet_auto
+from _loopback.fleet_hand import POD, Hand
+from _loopback.fleet_processes import api_server, apply, calls, cpu_seconds, operator, peak_bytes, until
 
-from fulcrum.controller.seen import SeenPod
-from fulcrum.kube import APPLY, MERGE, Api, ApiFailure, Json, Resource, key_of
-from fulcrum.kube.informer import Informer
+from fulcrum.kube import Api, Json, key_of
 
-BIN = Path(sys.executable).parent
-REPOSITORY = Path(__file__).parents[1]
 WORKERS = 10
-NAMESPACE = "default"
-CLUSTER = Resource(api_version="fulcrum.dev/v1alpha1", kind="InferenceCluster", plural="inferenceclusters")
-POD = Resource(api_version="v1", kind="Pod", plural="pods")
-DEPLOYMENT = Resource(api_version="apps/v1", kind="Deployment", plural="deployments")
 
 IDLE_CALLS_PER_SECOND = 0.1
 """Of one idle cluster, watches not counted."""
@@ -85,85 +81,11 @@ class Row:
             yield f"memory grew by {self.growth:.0%} under churn"
 
 
-class Hand:
-    """Plays kubelets and the Deployment controller, as fast as it can."""
-
-    def __init__(self, api: Api) -> None:
-        self.api = api
-        self.pods = Informer(api, POD, shape=SeenPod)
-        self.deployments = Informer(api, DEPLOYMENT)
-        self.made: dict[str, int] = {}
-        """Pods that each cluster has been given so far."""
-        self._queue: asyncio.Queue[tuple[Resource, Json]] = asyncio.Queue()
-        self._addresses = (f"127.{a}.{b}.{c}" for a in range(100, 200) for b in range(250) for c in range(1, 250))
-        self.pods.subscribe(self._pod_changed)
-        self.deployments.subscribe(
-            lambda old, new: None if old or not new else self._queue.put_nowait((DEPLOYMENT, new))
-        )
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.pods.run())
-            tasks.create_task(self.deployments.run())
-            for _ in range(16):
-                tasks.create_task(self._work())
-
-    def _pod_changed(self, old: Json | None, new: Json | None) -> None:
-        if new is None:
-            return
-        if old is None:
-            cluster = new["metadata"]["labels"].get("fulcrum.dev/cluster", "")
-            self.made[cluster] = self.made.get(cluster, 0) + 1
-        if old is None or "deletionTimestamp" in new["metadata"]:
-            self._queue.put_nowait((POD, new))
-
-    def _deployment_changed(self, old: Json | None, new: Json | None) -> None:
-        if old is None and new is not None:
-            self._queue.put_nowait((DEPLOYMENT, new))
-
-    async def _work(self) -> None:
-        while True:
-            resource, obj = await self._queue.get()
-            with contextlib.suppress(ApiFailure):
-                if "deletionTimestamp" in obj["metadata"]:
-                    await self.api.delete(resource.path(key_of(obj)), uid=obj["metadata"]["uid"], grace_seconds=0)
-                    continue
-                status = self._ready_pod() if resource is POD else _available(obj)
-                path = resource.path(key_of(obj), "status")
-                await self.api.patch(path, {"status": status}, content_type=MERGE)
-
-    def _ready_pod(self) -> Json:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {
-            "phase": "Running",
-            "podIP": next(self._addresses),
-            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
-        }
-
-    def of_cluster(self, name: str) -> list[Json]:
-        """A cluster's Pods."""
-        return [pod for pod in self.pods if pod["metadata"]["labels"].get("fulcrum.dev/cluster") == name]
-
-    def workers(self, name: str) -> int:
-        """How many Pods a cluster has."""
-        return len(self.of_cluster(name))
-
-    def count(self) -> int:
-        """Pods that there are."""
-        return sum(1 for _ in self.pods)
-
-
-def _available(deployment: Json) -> Json:
-    count = deployment["spec"]["replicas"]
-    return {"replicas": count, "readyReplicas": count, "availableReplicas": count, "updatedReplicas": count}
-
-
 def document(name: str, workers: int, prefill: int) -> Json:
     """An InferenceCluster of so many workers, `prefill` of them in that role."""
     return {
-        "apiVersion": CLUSTER.api_version,
-        "kind": CLUSTER.kind,
+        "apiVersion": "fulcrum.dev/v1alpha1",
+        "kind": "InferenceCluster",
         "metadata": {"name": name},
         "spec": {
             "model": {"name": "m"},
@@ -171,75 +93,6 @@ def document(name: str, workers: int, prefill: int) -> Json:
             "balance": {"mode": "Manual", "ratio": {"prefill": prefill, "decode": workers - prefill}},
         },
     }
-
-
-async def until(what: str, check: Callable[[], bool], *, seconds: float) -> float:
-    """Seconds until `check` holds."""
-    began = time.monotonic()
-    while not check():
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began
-
-
-@contextlib.contextmanager
-def api_server(folder: Path) -> Iterator[tuple[Path, psutil.Process]]:
-    """A fresh API server with our CRD; yields its kubeconfig and its process."""
-    kubeconfig = folder / "kubeconfig"
-    command = [BIN / "fulcrum", "apiserver", "--state-dir", folder / "state", "--kubeconfig-out", kubeconfig]
-    with (folder / "apiserver.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    with ended(process):
-        while not kubeconfig.exists():
-            time.sleep(0.1)
-        kubectl = [BIN / "kubectl", f"--kubeconfig={kubeconfig}"]
-        subprocess.run([*kubectl, "apply", "-k", REPOSITORY / "crds"], check=True, capture_output=True)
-        wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]
-        subprocess.run([*kubectl, *wait], check=True, capture_output=True)
-        yield kubeconfig, psutil.Process(process.pid)
-
-
-@contextlib.contextmanager
-def operator(folder: Path) -> Iterator[psutil.Process]:
-    """The operator; nobody else leads."""
-    command = [BIN / "fulcrum", "operator", "--no-leader-election", "--health-address", "127.0.0.1:0"]
-    with (folder / "operator.log").open("wb") as log:
-        env = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-    with ended(process):
-        yield psutil.Process(process.pid)
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The process is stopped at the end."""
-    with tidy_on_sigterm():
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-async def calls(api: Api) -> float:
-    """Requests that the server has answered, watches not counted."""
-    text = (await api.request("GET", "/metrics")).decode()
-    lines = re.findall(r"^apiserver_request_total\{([^}]*)\} (\S+)$", text, re.MULTILINE)
-    return sum(float(count) for labels, count in lines if 'verb="WATCH"' not in labels)
-
-
-def peak_bytes(process: psutil.Process) -> float:
-    """The most memory that was resident so far."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return float(found[1]) * 1024
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """User and system time so far."""
-    spent = process.cpu_times()
-    return spent.user + spent.system
 
 
 async def measure(count: int, *, idle_seconds: float, changes: int, churn: int, patience_seconds: float) -> Row:
@@ -254,7 +107,7 @@ async def measure(count: int, *, idle_seconds: float, changes: int, churn: int, 
             with operator(Path(name)) as process:
                 began = time.monotonic()
                 for each in names:
-                    await _apply(api, each, document(each, WORKERS, WORKERS // 2))
+                    await apply(api, each, document(each, WORKERS, WORKERS // 2))
                 await until("all Pods", lambda: hand.count() >= count * WORKERS, seconds=patience_seconds)
                 row.ready_seconds = time.monotonic() - began
                 await _settled(api, patience_seconds)
@@ -267,11 +120,6 @@ async def measure(count: int, *, idle_seconds: float, changes: int, churn: int, 
             await asyncio.gather(playing, return_exceptions=True)
             await api.close()
     return row
-
-
-async def _apply(api: Api, name: str, body: Json) -> None:
-    params = {"fieldManager": "user", "force": "true"}
-    await api.patch(CLUSTER.path((NAMESPACE, name)), body, content_type=APPLY, params=params)
 
 
 async def _settled(api: Api, patience_seconds: float) -> None:
@@ -301,7 +149,7 @@ async def _change(row: Row, api: Api, hand: Hand, names: list[str]) -> None:
     for name in names:
         made = hand.made[name]
         began = time.monotonic()
-        await _apply(api, name, document(name, hand.workers(name) + 1, WORKERS // 2))
+        await apply(api, name, document(name, hand.workers(name) + 1, WORKERS // 2))
         await until(f"{name}'s new Pod", lambda name=name, made=made: hand.made[name] > made, seconds=300)
         row.change_seconds.append(time.monotonic() - began)
 
@@ -314,7 +162,7 @@ async def _churn(row: Row, api: Api, hand: Hand, names: list[str], process: psut
         name = names[number * 7 % len(names)]
         made, workers = hand.made[name], hand.workers(name)
         lost = hand.of_cluster(name)[0]
-        await _apply(api, name, document(name, workers, WORKERS // 2 - 1 + number // len(names) % 3))
+        await apply(api, name, document(name, workers, WORKERS // 2 - 1 + number // len(names) % 3))
         await api.delete(POD.path(key_of(lost)), uid=lost["metadata"]["uid"], grace_seconds=0)
         await until(f"{name}'s next Pod", lambda name=name, made=made: hand.made[name] > made, seconds=300)
         memory.append(process.memory_info().rss)
@@ -350,14 +198,26 @@ def show(rows: list[Row]) -> int:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", type=int, nargs="+", default=[1, 100, 1000])
-    parser.add_argument("--idle-seconds", type=float, default=60.0)
-    parser.add_argument("--changes", type=int, default=20)
-    parser.add_argument("--churn", type=int, default=360, help="Lost workers and flips: an hour at one in ten seconds.")
+    parser.add_argument("--mode", choices=["Manual", "Auto"], default="Manual")
+    parser.add_argument("--clusters", type=int, nargs="+", help="Default: 1, 100 and 1,000; of mode Auto 1,000.")
     parser.add_argument("--patience-seconds", type=float, default=3600.0)
+    manual = parser.add_argument_group("mode Manual")
+    manual.add_argument("--idle-seconds", type=float, default=60.0)
+    manual.add_argument("--changes", type=int, default=20)
+    manual.add_argument("--churn", type=int, default=360, help="Lost workers and flips: an hour at one in ten seconds.")
+    auto = parser.add_argument_group("mode Auto")
+    auto.add_argument("--troubled", type=int, default=20, help="Clusters that change their mix.")
+    auto.add_argument("--minutes", type=float, default=10.0)
+    auto.add_argument("--period-seconds", type=float, default=300.0, help="How long a mix lasts.")
+    auto.add_argument("--settle-seconds", type=float, default=120.0, help="From the last Pod until it is measured.")
+    auto.add_argument("--rehearse", choices=["On", "Off"], default="On", help="Off: what Auto costs without.")
     arguments = parser.parse_args()
+    return _auto(arguments) if arguments.mode == "Auto" else _manual(arguments)
+
+
+def _manual(arguments: argparse.Namespace) -> int:
     rows = []
-    for count in arguments.clusters:
+    for count in arguments.clusters or [1, 100, 1000]:
         rows.append(
             asyncio.run(
                 measure(
@@ -371,6 +231,23 @@ def main() -> int:
         )
         print(rows[-1], flush=True)
     return show(rows)
+
+
+def _auto(arguments: argparse.Namespace) -> int:
+    rows = []
+    for count in arguments.clusters or [1000]:
+        plan = fleet_auto.Plan(
+            clusters=count,
+            troubled=min(arguments.troubled, count),
+            minutes=arguments.minutes,
+            period_seconds=arguments.period_seconds,
+            settle_seconds=arguments.settle_seconds,
+            rehearse=arguments.rehearse == "On",
+            patience_seconds=arguments.patience_seconds,
+        )
+        rows.append(asyncio.run(fleet_auto.measure(plan)))
+        print(rows[-1], flush=True)
+    return fleet_auto.show(rows)
 
 
 if __name__ == "__main__":

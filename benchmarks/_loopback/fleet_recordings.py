@@ -129,18 +129,19 @@ class Recording:
     def _ring_page(self, at: int, gateway: int) -> bytes:
         """Return a gateway's answer to `GET /record?last=600` at a whole second of its clock."""
         ring = Ring()
-        for place in self.by_end[self.end[self.by_end] <= at]:
+        for place in self.by_end[self.end[self.by_end] <= at].tolist():
             if place % GATEWAYS == gateway:
-                arrival, ttft = float(self.arrival[place]), float(self.ttft[place])
                 served = bool(self.served[place])
                 ring.add(
-                    arrival, float(self.end[place]) - arrival, ttft if served else _UNKNOWN,
-                    _UNKNOWN if served else _RETRY_AFTER_SECONDS, int(self.prompt[place]), self._units(place),
-                    int(self.output[place]) if served else -1, *_identity(int(place), self._units(place)),
+                    float(self.arrival[place]), float(self.end[place] - self.arrival[place]),
+                    float(self.ttft[place]) if served else _UNKNOWN, _UNKNOWN if served else _RETRY_AFTER_SECONDS,
+                    int(self.prompt[place]), _units(self.prompt[place]), int(self.output[place]) if served else -1,
+                    place + 1, 0, Outcome.SERVED if served else Outcome.REJECTED,
+                    _keys(place, _units(self.prompt[place])),
                 )  # fmt: skip
         kept = ring.read(at, WANTED_SECONDS)
-        under_way = np.flatnonzero((self.arrival <= at) & (self.end > at))
-        pending = [self._pending(int(place), at) for place in under_way if place % GATEWAYS == gateway]
+        under_way = np.flatnonzero((self.arrival <= at) & (self.end > at)).tolist()
+        pending = [self._pending(place, at) for place in under_way if place % GATEWAYS == gateway]
         page = msgspec.structs.replace(
             self._page,
             age_of_start_seconds=float(at),
@@ -149,5 +150,117 @@ class Recording:
         )
         return msgspec.msgpack.encode(page)
 
-    def _units(self, place: Any) -> int:
-        return _BYTES_PER_TOKEN * int(self.prompt[place])
+    def _pending(self, place: int, at: int) -> tuple[Any, ...]:
+        """Return the row of a request that is under way: its tokens come evenly."""
+        arrival, ttft, units = float(self.arrival[place]), float(self.ttft[place]), _units(self.prompt[place])
+        decoded = at - arrival - ttft
+        made = 1 + int(decoded / float(self.tpot[place])) if decoded >= 0 else 0
+        return (
+            arrival, at - arrival, ttft if made else _UNKNOWN, _UNKNOWN, int(self.prompt[place]), units,
+            min(made, int(self.output[place])), place + 1, place, 0, Outcome.PENDING, _keys(place, units),
+        )  # fmt: skip
+
+    def between(self, begin: float, end: float) -> tuple[list[int], list[int]]:
+        """Return the requests of one gateway that came, and those that ended, from `begin` to `end` on its clock.
+
+        Where `end` is before `begin`, a cycle has ended meanwhile.
+        """
+        if end < begin:
+            parts = [self.between(begin, WANTED_SECONDS + self.cycle_seconds), self.between(WANTED_SECONDS, end)]
+            return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
+        came, ended = ((times > begin) & (times <= end) for times in (self.arrival, self.end))
+        return (
+            [place for place in np.flatnonzero(came).tolist() if place % GATEWAYS == 0],
+            [place for place in np.flatnonzero(ended).tolist() if place % GATEWAYS == 0],
+        )
+
+
+class Counted:
+    """What one gateway has counted so far; both gateways of a cluster say the same."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        """May become another one."""
+        self._metrics = Metrics(model="m")
+        self._at: float | None = None
+        self._page = (-1.0, b"")
+
+    def page(self, seconds: float) -> bytes:
+        """Return the answer to `GET /metrics` so long after the start; it is made anew each second."""
+        if seconds - self._page[0] >= 1.0 or self._at is None:
+            at = self.recording.at(seconds)
+            came, ended = ([], []) if self._at is None else self.recording.between(self._at, at)
+            self._at = at
+            for place in came:
+                self._arrived(place)
+            for place in ended:
+                self._ended(place)
+            info = gauge("info", "1 for each gateway that is scraped.", ("model", "pod"), [(("m", ""), 1.0)])
+            self._page = (seconds, self._metrics.render([info]))
+        return self._page[1]
+
+    def _arrived(self, place: int) -> None:
+        counts, prompt = self._metrics.of_class(DEFAULT_CLASS), float(self.recording.prompt[place])
+        counts.arrivals += 1
+        counts.arrived_prompt_tokens.add(prompt)
+        counts.arrived_prompt_tokens_squared.add(prompt * prompt)
+        counts.arrived_output_tokens.add(float(self.recording.output[place]))
+
+    def _ended(self, place: int) -> None:
+        """Count as `gateway.dispatch.accounting` does; what was expected of a request is what it came to."""
+        known, counts = self.recording, self._metrics.of_class(DEFAULT_CLASS)
+        prompt, output = float(known.prompt[place]), int(known.output[place])
+        counts.prompt_tokens.observe(prompt)
+        counts.expected_prompt_tokens.add(prompt)
+        self._metrics.duration_seconds.observe(float(known.end[place] - known.arrival[place]))
+        if not known.served[place]:
+            self._metrics.requests[_ROUTE, _TOO_MANY, Reason.OVERLOADED.value, DEFAULT_CLASS] += 1
+            counts.slo[SloOutcome.REJECTED] += 1
+            return
+        self._metrics.requests[_ROUTE, _OK, "", DEFAULT_CLASS] += 1
+        ttft, tpot = float(known.ttft[place]), float(known.tpot[place]) if output > 1 else None
+        counts.output_tokens.observe(output)
+        counts.expected_output_tokens.add(output)
+        counts.ttft_seconds.observe(ttft)
+        if tpot is not None:
+            counts.tpot_seconds.observe(tpot)
+        judged = judge_latency(
+            ttft_seconds=ttft,
+            tpot_seconds=tpot,
+            slo_ttft_seconds=known.slo.ttft_seconds,
+            slo_tpot_seconds=known.slo.tpot_seconds,
+        )
+        assert judged is not None
+        counts.slo[judged] += 1
+
+
+class Recordings:
+    """The recordings of both kinds of clusters, made when they are first asked for: each takes seconds."""
+
+    def __init__(self, spec: InferenceClusterSpec, *, period_seconds: float) -> None:
+        self._workers = sum(pool.workers.max for pool in spec.pools)
+        self.steady = Recording(spec, STEADY, prefill=5, decode=self._workers - 5, period_seconds=2 * period_seconds)
+        self._troubled = cache(
+            lambda prefill: Recording(
+                spec, TROUBLED, prefill=prefill, decode=self._workers - prefill, period_seconds=period_seconds
+            )
+        )
+
+    def troubled(self, prefill: int) -> Recording:
+        """Return that of a troubled cluster with so many prefill workers."""
+        return self._troubled(min(max(prefill, 1), self._workers - 1))
+
+    def make_all(self) -> None:
+        """Make those of every layout."""
+        for prefill in range(1, self._workers):
+            self.troubled(prefill)
+
+
+def _units(prompt_tokens: Any) -> int:
+    return _BYTES_PER_TOKEN * int(prompt_tokens)
+
+
+def _keys(place: int, units: int) -> tuple[int, ...]:
+    """Return the prefix keys of a prompt that shares nothing with others, as long as real ones."""
+    count = sum(end <= units for end in KEY_ENDS)
+    return tuple((1 << 63) + (place << 8) + depth for depth in range(count))

@@ -22,7 +22,7 @@ with started([sys.executable, "-c", "import time; time.sleep(3600)"], silent=Tru
 """
 FLEET = """
 import subprocess, sys, time
-from fleet import ended
+from _loopback.fleet_processes import ended
 process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 with ended(process):
     print(process.pid, flush=True)
