@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
@@ -103,6 +104,45 @@ def test_an_answer_that_keeps_what_stands_flips_nothing_and_the_question_goes_on
     assert (roles_of(decided), decided.wanted) == ([], wanted)
     assert decided.status.rehearsal is not None
     assert (decided.status.rehearsal.best, decided.status.rehearsal.error) == ("4P:4D", None)
+
+
+def test_an_answer_that_takes_several_steps_is_carried_out_whole() -> None:
+    """Workers that have just changed wait, and the others go on; the answer is about the same workers."""
+    world = make_world(prefill=4)
+    answer = answered(wanted_of(world), split(7))
+    names = sorted(name for name, worker in world.workers.items() if worker.role is Role.DECODE)
+    world.set(names[-1], role_since=world.now - timedelta(seconds=10))
+    world.set(names[-2], role_since=world.now - timedelta(seconds=10))
+    first = tell(world, answer)
+    assert roles_of(first) == [Role.PREFILL] * 2
+    for action in first.actions:
+        world.do(action)
+    world.now += timedelta(seconds=21)
+    second = world.plan()
+    assert second.wanted is None, "it is not there yet"
+    assert roles_of(second) == [Role.PREFILL]
+    for action in second.actions:
+        world.do(action)
+    assert Counter(worker.role for worker in world.workers.values()) == {Role.PREFILL: 7, Role.DECODE: 1}
+    world.now += timedelta(seconds=31)
+    assert roles_of(world.plan()) == []
+
+
+def test_workers_that_do_both_stay_so_when_one_is_replaced() -> None:
+    world = make_world()
+    for name in world.workers:
+        world.set(name, role=Role.MIXED)
+    del world.workers[min(world.workers)]
+    for _ in range(4):
+        decided = world.plan()
+        assert roles_of(decided) == []
+        for action in decided.actions:
+            world.do(action)
+        for name in world.workers:
+            world.start(name)
+        world.now += timedelta(seconds=31)
+    assert {worker.role for worker in world.workers.values()} == {Role.MIXED}
+    assert len(world.workers) == WORKERS
 
 
 @pytest.mark.parametrize("changed", ["restart", "gone", "role", "promise"])

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -15,13 +15,14 @@ import pytest
 from aiohttp import web
 from tests.machine import eventually
 from tests.rehearsal.worlds import SLO, SPEED, split, watch
-from tests.simulation.worlds import poisson
+from tests.simulation.worlds import poisson, qos_classes
 
 from fulcrum.admission import Admission, state_of
 from fulcrum.api.gateway_types import Gateway, RecordPolicy
 from fulcrum.api.internal_token import HEADER, authorization
 from fulcrum.api.names import Role
-from fulcrum.api.record import CONTENT_TYPE, PATH, Outcome, RingPage, pack_rows
+from fulcrum.api.record import CONTENT_TYPE, PATH, Outcome, RecordError, RingPage, pack_rows, read_page
+from fulcrum.api.serving_types import Admission as Admission_
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.measurements import Measurements
@@ -154,7 +155,8 @@ async def rehearsing(
     metrics: Metrics, clock: Clock, *, process: PlayProcess | None = None
 ) -> AsyncIterator[tuple[Rehearsals, list[tuple[str, str]]]]:
     woken: list[tuple[str, str]] = []
-    async with Rehearsals(metrics, wake=woken.append, now=lambda: NOW, process=process, clock=clock) as rehearsals:
+    now = lambda: NOW + timedelta(seconds=clock.now - Clock.now)  # noqa: E731
+    async with Rehearsals(metrics, wake=woken.append, now=now, process=process, clock=clock) as rehearsals:
         yield rehearsals, woken
 
 
@@ -207,8 +209,11 @@ async def test_a_process_that_dies_costs_one_answer_and_the_others_go_on(metrics
         assert woken == []
         process._deadline_seconds = 60.0
         clock.now += PAUSE_SECONDS
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        clock.now += PAUSE_SECONDS  # after a failure twice as long
         for key in (KEY, OTHER):
             rehearsals.ask(key, make_asked({"g": address}))
+        assert count(metrics, "failed") == 2
         await eventually(lambda: sorted(woken) == sorted([KEY, OTHER]), what="both")
 
 
@@ -271,6 +276,36 @@ def test_a_large_cluster_is_rehearsed_as_a_scale_model(*, sampled: bool) -> None
     assert found.requests < 1000
 
 
+def test_time_that_is_not_known_is_not_idle() -> None:
+    """A gateway that is new, or whose neighbour went, tells a few seconds: they say nothing of the load before."""
+    page = msgspec.structs.replace(ring(at=100.0), covers_from_seconds=40.0)
+    found = played(case(ReadRing(gateway="g", page=page)))
+    assert found.problem == "only the last 40 s are known: a gateway is new, or went"
+    some = msgspec.structs.replace(ring(at=100.0), neighbour_left_seconds=70.0)
+    found = played(case(ReadRing(gateway="g", page=some)))
+    assert found.rehearsed is not None
+    assert found.memory.since >= NOW.timestamp() - 70.0
+    assert found.rehearsed.off == 0.0, "the play begins empty, and the cluster did not"
+
+
+def test_classes_that_a_gateway_does_not_have_yet_have_no_margins() -> None:
+    spec = msgspec.structs.replace(SPEC, admission=Admission_(classes=qos_classes(gold=10)))
+    assert played(case(spec=spec)).rehearsed is not None
+
+
+def test_a_page_of_absurd_parts_is_refused_before_it_is_kept() -> None:
+    for absurd in (
+        {"classes": ("x",) * 100_000, "admission": None},
+        {"classes": ("x" * 100_000,), "admission": None},
+        {"packed_rows": (b"",) * 100_000},
+        {"key_ends": (1,) * 1_000},
+        {"sampling_depths": (-1,)},
+    ):
+        body = msgspec.msgpack.encode(msgspec.structs.replace(ring(), **absurd))
+        with pytest.raises(RecordError, match="is no ring"):
+            read_page(body)
+
+
 def test_a_cluster_that_is_well_is_not_worth_a_rehearsal() -> None:
     found = played(case(ReadRing(gateway="g", page=ring(rate=1.0, prompt=500))))
     assert found == Played(memory=Memory())
@@ -279,7 +314,7 @@ def test_a_cluster_that_is_well_is_not_worth_a_rehearsal() -> None:
 def test_what_stayed_is_not_played_again_until_more_is_known() -> None:
     first = played(case())
     assert first.plays > 0
-    stayed = replace(first.memory, stayed=True)
+    stayed = replace(first.memory, stayed=STANDING)
     assert played(case(memory=stayed)) == Played(memory=stayed)
 
 
@@ -302,6 +337,7 @@ def test_gateways_are_put_together() -> None:
         (SPEC, True),
         (make_spec(mode="Observe"), True),
         (make_spec(mode="Manual"), False),
+        (make_spec(mode="External"), False),
         (make_spec(rehearse="Off"), False),
         (msgspec.structs.replace(SPEC, gateway=Gateway(record=RecordPolicy.OFF)), False),
     ],

@@ -152,3 +152,18 @@ def test_what_other_pools_carry_counts() -> None:
     layouts = [standing, *found(standing, speeds, {"free"})]
     assert best_split({"free": 40}, seconds, Layout.of(prefill={"fixed": 10})) == 25.0
     assert max(fluid(layout, seconds) for layout in layouts) == pytest.approx(25.0)
+
+
+def test_many_pools_have_few_candidates() -> None:
+    """Not one for each combination of roles."""
+    pools = [f"p{number}" for number in range(16)]
+    standing = Layout.of(prefill=dict.fromkeys(pools, 2), decode=dict.fromkeys(pools, 2))
+    speeds = {pool: linear(0.5 + number, 20.0) for number, pool in enumerate(pools)}
+    assert 0 < len(found(standing, speeds)) < 16 * len(pools)
+
+
+def test_two_workers_do_not_swap_their_roles() -> None:
+    """One role would be without any meanwhile."""
+    standing = Layout.of(prefill={"p": 1}, decode={"q": 1})
+    speeds = {"p": linear(1.0, 20.0), "q": linear(0.1, 20.0)}
+    assert found(standing, speeds) == [Layout.of(mixed={"p": 1, "q": 1})]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.rehearsal.worlds import make_seen, split
 
+from fulcrum.balance.rehearsed import Wanted
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.memory import Memory, remembered
 from fulcrum.rehearsal.rehearse import Answer, Offset
@@ -16,7 +17,8 @@ from fulcrum.simulation.seen import Seen
 
 STANDS, OTHER = split(2, 6), split(3, 5)
 OFFSETS = {STANDS: Offset(-0.4, 0.02)}
-STAYED = Memory(since=100.0, asked_at=180.0, stayed=True, offsets=OFFSETS)
+OF = ("k", STANDS)
+STAYED = Memory(since=100.0, asked_at=180.0, key="k", stayed=STANDS, offsets=OFFSETS)
 
 
 def seen(share: float, *, now: float = 200.0, count: int = 300) -> Seen:
@@ -39,44 +41,44 @@ def seen(share: float, *, now: float = 200.0, count: int = 300) -> Seen:
 def test_asks_nothing_below_a_third_of_the_misses_that_are_allowed(
     attainment: float, share: float, *, asks: bool
 ) -> None:
-    assert Memory().asks(seen(share), 50.0, 200.0, attainment) is asks
+    assert Memory().asks(seen(share), 50.0, 200.0, attainment, of=OF) is asks
 
 
 def test_what_is_older_than_the_load_of_now_counts_for_nothing() -> None:
     times = np.linspace(0.0, 200.0, 400)
     was_bad = make_seen(times, missed=times < 100.0)
-    assert not Memory().asks(was_bad, 120.0, 200.0, 0.9)
-    assert Memory().asks(was_bad, 50.0, 200.0, 0.9)
-    assert not Memory().asks(seen(1.0, count=TUNING.least_requests - 1), 50.0, 200.0, 0.9)
+    assert not Memory().asks(was_bad, 120.0, 200.0, 0.9, of=OF)
+    assert Memory().asks(was_bad, 50.0, 200.0, 0.9, of=OF)
+    assert not Memory().asks(seen(1.0, count=TUNING.least_requests - 1), 50.0, 200.0, 0.9, of=OF)
 
 
 def test_after_a_stay_it_asks_again_once_a_quarter_more_is_known() -> None:
     """80 s were known at second 180."""
     late = seen(0.5)
-    assert [STAYED.asks(late, 100.0, now, 0.9) for now in (185.0, 199.0, 200.5)] == [False, False, True]
+    assert [STAYED.asks(late, 100.0, now, 0.9, of=OF) for now in (185.0, 199.0, 200.5)] == [False, False, True]
 
 
 def test_after_a_change_it_asks_at_once() -> None:
-    assert replace(STAYED, stayed=False).asks(seen(0.5), 100.0, 181.0, 0.9)
+    assert replace(STAYED, stayed=None).asks(seen(0.5), 100.0, 181.0, 0.9, of=OF)
 
 
 def test_another_load_is_asked_about_at_once_and_drops_the_offsets() -> None:
     late = seen(0.5)
-    assert STAYED.asks(late, 125.0, 185.0, 0.9)
-    assert not STAYED.asks(late, 115.0, 185.0, 0.9)
-    assert STAYED.known_offsets(125.0, 185.0) == {}
-    assert STAYED.known_offsets(115.0, 185.0) == OFFSETS
-    assert STAYED.known_offsets(100.0, 185.0) == OFFSETS
+    assert STAYED.asks(late, 125.0, 185.0, 0.9, of=OF)
+    assert not STAYED.asks(late, 115.0, 185.0, 0.9, of=OF)
+    assert STAYED.known_offsets(125.0, 185.0, "k") == {}
+    assert STAYED.known_offsets(115.0, 185.0, "k") == OFFSETS
+    assert STAYED.known_offsets(100.0, 185.0, "k") == OFFSETS
 
 
 def test_requests_that_are_forgotten_do_not_make_another_load() -> None:
     """The same load for half an hour: it can only be seen for ten minutes."""
-    long_ago = Memory(since=400.0, asked_at=1000.0, stayed=True, offsets=OFFSETS)
+    long_ago = Memory(since=400.0, asked_at=1000.0, key="k", stayed=STANDS, offsets=OFFSETS)
     for now in (1100.0, 1200.0, 1900.0):
         since = now - TUNING.memory_seconds
-        assert long_ago.known_offsets(since, now) == OFFSETS
-        assert long_ago.known_offsets(since + 349.0, now) == {}
-    assert not long_ago.asks(seen(0.5, now=1100.0), 500.0, 1100.0, 0.9)
+        assert long_ago.known_offsets(since, now, "k") == OFFSETS
+        assert long_ago.known_offsets(since + 349.0, now, "k") == {}
+    assert not long_ago.asks(seen(0.5, now=1100.0), 500.0, 1100.0, 0.9, of=OF)
 
 
 @pytest.mark.parametrize(("chosen", "stayed"), [(STANDS, True), (OTHER, False)])
@@ -84,4 +86,13 @@ def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
     answer = Answer(
         chosen=chosen, requests=200, future_seconds=60.0, compared=(), offsets=OFFSETS, plays=5, played_requests=900
     )
-    assert remembered(answer, STANDS, 100.0, 180.0) == replace(STAYED, stayed=stayed)
+    wanted = Wanted(key="k", standing=STANDS, flexible=frozenset({"p"}), mixes=True, stands_since=None)
+    assert remembered(answer, wanted, 100.0, 180.0) == replace(STAYED, stayed=STANDS if stayed else None)
+
+
+@pytest.mark.parametrize("of", [("other", STANDS), ("k", OTHER)])
+def test_other_workers_another_promise_or_layout_is_another_question(of: tuple[str, Layout]) -> None:
+    late = seen(0.5)
+    assert not STAYED.asks(late, 100.0, 185.0, 0.9, of=OF)
+    assert STAYED.asks(late, 100.0, 185.0, 0.9, of=of)
+    assert STAYED.known_offsets(100.0, 185.0, of[0]) == (OFFSETS if of[0] == "k" else {})

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.worlds import make_speed
 
+from fulcrum.admission import DEFAULT_CLASS
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.demand import LatencyTargets
@@ -107,7 +108,7 @@ def watch(
 
 def learnt(*margins: float) -> tuple[Margins, ...]:
     """Margins of gateways without classes."""
-    return tuple(Margins(ttft=(one,), tpot=one) for one in margins)
+    return tuple(Margins(ttft={DEFAULT_CLASS: one}, tpot=one) for one in margins)
 
 
 def two_pools(one: float, other: float) -> ClusterModel:

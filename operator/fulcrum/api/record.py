@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from fulcrum.api.admission_state import AdmissionState
+from fulcrum.api.admission_state import MOST_CLASSES, AdmissionState
 
 PATH: Final = "/record"
 CONTENT_TYPE: Final = "application/msgpack"
@@ -32,6 +32,10 @@ _ODD: Final = 0x9E3779B97F4A7C15
 """Spreads numbers in a row over 64 bits (2^64 divided by the golden ratio)."""
 _FIRST_BIT: Final = 40
 _WORD: Final = (1 << 64) - 1
+MOST_PACKS: Final = 16_384
+"""Most packs of an answer; a full ring has some hundred."""
+MOST_HALVINGS: Final = 64
+_ClassName = Annotated[str, msgspec.Meta(max_length=253)]
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
@@ -88,16 +92,16 @@ class RingPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All requests that came since then (an age) are here, as far as they were sampled."""
     neighbour_left_seconds: float | None = None
     """Age of the last time that a gateway of the cluster went, and took its ring along; None: none has gone."""
-    sampling_depths: tuple[int, ...] = ()
+    sampling_depths: Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=MOST_HALVINGS)] = ()
     """Place of the prefix key that decided, for each halving."""
-    classes: tuple[str, ...] = ()
-    batch: tuple[bool, ...] = ()
+    classes: Annotated[tuple[_ClassName, ...], msgspec.Meta(max_length=MOST_CLASSES)] = ()
+    batch: Annotated[tuple[bool, ...], msgspec.Meta(max_length=MOST_CLASSES)] = ()
     """Which of the classes are of kind Batch."""
-    key_ends: tuple[int, ...] = ()
+    key_ends: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_KEYS)] = ()
     """Length of each prefix of a prompt, in its units (bytes)."""
     admission: AdmissionState | None = None
     """What the gateway's admission has learnt, of these classes."""
-    packed_rows: tuple[bytes, ...] = ()
+    packed_rows: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_PACKS)] = ()
     """Requests in the order of their ends, and then those that are under way, each a part of `pack_rows`."""
 
 

@@ -262,6 +262,11 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "pools[].admits.classes: names a class that is not in admission.classes",
         ),
         rule(
+            "self.balance.rehearse != 'On' || self.gateway.record == 'On'",
+            'balance.rehearse: plays what gateways remember, and gateway.record is Off; set gateway.record: "On", or '
+            'balance.rehearse: "Off"',
+        ),
+        rule(
             "!has(self.balance.idleAfter) || self.pools.all(p, p.workers.min == 0)",
             "balance.idleAfter: a pool has workers.min above 0, so its workers could never be removed; set "
             "workers.min: 0 in every pool, or remove balance.idleAfter",

@@ -117,6 +117,11 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
         # A worker that drains to change its role gets the one that it was told to drain for. Judged by what is left
         # without it, the load would send it back, and it would drain anew.
         return _last_layout(inputs, sized.workers)
+    serving = layout_of(worker for worker in inputs.workers if worker.serving)
+    if inputs.measurements.rehearses and serving.mixed and not (serving.prefill or serving.decode):
+        mixing = {pool.name: sized.workers.get(pool.name, 0) for pool in inputs.pools if pool.mixes}
+        if sum(mixing.values()) == sum(sized.workers.values()):
+            return Layout.of(mixed=mixing)  # a new one does what all others do
     ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
     found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()
     if found:

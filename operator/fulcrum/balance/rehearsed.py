@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from fulcrum.performance.layout import Layout
+from fulcrum.performance.layout import ROLES, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +54,14 @@ class Rehearsed:
     off: float
     """By how much what stood served another share of the last requests than a play of them says; 0: no more than by
     chance."""
+
+    def leads_through(self, layout: Layout) -> bool:
+        """Report whether a layout is on the way from what stood to what was chosen, with both of these."""
+        stood = self.compared[0].layout
+        pools = stood.pools | self.chosen.pools | layout.pools
+        return layout.total == stood.total and all(
+            min(counts[0], counts[2]) <= counts[1] <= max(counts[0], counts[2])
+            for pool in pools
+            for role in ROLES
+            for counts in [[each.in_pool(pool).get(role, 0) for each in (stood, layout, self.chosen)]]
+        )

@@ -17,9 +17,8 @@ from fulcrum.balance.inputs import Inputs, payback_seconds
 from fulcrum.balance.pools import flippable
 from fulcrum.balance.rehearsed import Rehearsed, Wanted
 from fulcrum.balance.snapshot import ObservedWorker
-from fulcrum.balance.split import Considered, Move, Stakes, after, moves_between, split
+from fulcrum.balance.split import Considered, Move, Stakes, after, moves_between, possible_moves, split
 from fulcrum.balance.tuning import TUNING
-from fulcrum.load.demand import LatencyTargets
 from fulcrum.performance.layout import Layout
 
 
@@ -56,10 +55,7 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     flexible = flippable(inputs.spec.pools)
     able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
     if inputs.measurements.rehearses:
-        changes = RoleChanges(
-            moves=_single_role(inputs, current, able), movable=frozenset(w.name for w in settled), current=current
-        )
-        return changes if changes.moves or coming else _rehearsed(inputs, kept, changes)
+        return _by_rehearsal(inputs, kept, coming, current, able)
     immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
     flips = split(
         inputs.pools,
@@ -83,39 +79,38 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     )
 
 
-def _rehearsed(inputs: Inputs, kept: Kept, changes: RoleChanges) -> RoleChanges:
-    """Return the flips that a rehearsal chose for just these workers, and what is to be rehearsed.
-
-    That is nothing while some that may change roles have just done so, or while the promise is kept beyond doubt.
-    """
+def _by_rehearsal(
+    inputs: Inputs, kept: Kept, coming: Mapping[str, Role], current: Layout, able: Counter[tuple[str, Role]]
+) -> RoleChanges:
+    """Return the flips that a rehearsal chose for just these workers, and what is to be rehearsed."""
     flexible = flippable(inputs.spec.pools)
-    changing = {worker.name for worker in kept.serving if worker.pool in flexible}
-    current = changes.current
-    if len(changing) < 2 or not changing <= changes.movable or not current.complete:
-        return changes
-    key = _state_key(kept.serving, inputs.promise)
+    movable = frozenset(worker.name for worker in dwelled(inputs, kept))
+    changes = RoleChanges(movable=movable, current=current)
+    mixes = all(pool.mixes for pool in inputs.pools if pool.name in flexible)
+    key = _state_key(inputs, kept.serving, (sorted(flexible), mixes))
     rehearsed = inputs.measurements.rehearsed
-    if rehearsed is not None and rehearsed.key == key:
-        moves = tuple(moves_between(sorted(flexible), current, rehearsed.chosen))
-        reason = inputs.reason if moves else None
-        changes = replace(changes, moves=moves, reason=reason, rehearsed=rehearsed)
-    if changes.moves or _is_well(inputs):
+    if rehearsed is not None and rehearsed.key == key and rehearsed.leads_through(current):
+        possible = possible_moves(moves_between(sorted(flexible), current, rehearsed.chosen), able)
+        changes = replace(changes, moves=possible, reason=inputs.reason if possible else None, rehearsed=rehearsed)
+        if rehearsed.chosen != current:
+            return changes  # some of it waits for its dwell
+    # Where most workers do both that is no stopgap: it was chosen.
+    if current.count(Role.MIXED) * 2 < current.total and (single := _single_role(inputs, current, able)):
+        return replace(changes, moves=single)
+    changing = {worker.name for worker in kept.serving if worker.pool in flexible}
+    settled = changing <= movable and not coming and current.complete and len(changing) > 1
+    if not settled or _is_well(inputs):
         return changes
     began = [at for worker in kept.serving for at in (worker.role_since, worker.ready_since) if at is not None]
-    wanted = Wanted(
-        key=key,
-        standing=current,
-        flexible=flexible,
-        mixes=all(pool.mixes for pool in inputs.pools if pool.name in flexible),
-        stands_since=max(began, default=None),
-    )
+    stands_since = max(began, default=None)
+    wanted = Wanted(key=key, standing=current, flexible=flexible, mixes=mixes, stands_since=stands_since)
     return replace(changes, wanted=wanted)
 
 
-def _state_key(workers: Iterable[ObservedWorker], promise: LatencyTargets) -> str:
-    """Return a key that other workers, roles or revisions, or another promise, do not have."""
-    state = sorted((worker.uid, worker.restarts, worker.role, worker.role_epoch, worker.stale) for worker in workers)
-    return sha256(repr((state, promise)).encode()).hexdigest()[:16]
+def _state_key(inputs: Inputs, workers: Iterable[ObservedWorker], changes: object) -> str:
+    """Return a key that other workers or revisions, and another promise, admission or kind of change, do not have."""
+    state = sorted((worker.uid, worker.restarts, worker.stale) for worker in workers)
+    return sha256(repr((state, inputs.promise, inputs.spec.admission, changes)).encode()).hexdigest()[:16]
 
 
 def _is_well(inputs: Inputs) -> bool:

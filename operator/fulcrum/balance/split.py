@@ -81,7 +81,7 @@ def split(
     best, considered = Flips(), list[Considered]()
     for goal in splits(pools, workers, model, load.current):
         wanted = moves_between((pool.name for pool in pools), current, goal)
-        possible = _possible(wanted, movable)
+        possible = possible_moves(wanted, movable)
         if load.answers_at_least:
             # Decode may get far more work than answers under way tell.
             possible = tuple(move for move in possible if move.role is not Role.PREFILL)
@@ -143,7 +143,8 @@ def moves_between(pools: Iterable[str], current: Layout, goal: Layout) -> list[M
     return list(chain.from_iterable(found))
 
 
-def _possible(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+def possible_moves(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+    """Return those for which there are workers; `movable`: how many may flip now, by pool and role."""
     left = Counter(movable)
     chosen = []
     for move in moves:

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from fulcrum.api.gateway_types import RecordPolicy
-from fulcrum.api.types import InferenceClusterSpec, RehearsePolicy
+from fulcrum.api.messages import shortened
+from fulcrum.api.types import BalanceMode, InferenceClusterSpec, RehearsePolicy
 from fulcrum.balance import Snapshot
 from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.rehearsed import Rehearsed, Wanted
@@ -21,7 +22,6 @@ from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.cluster_watches import ClusterKey
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.play_process import PlayError, PlayProcess
-from fulcrum.controller.sources import decides
 from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.rehearsal.case import Case, Played, played
 from fulcrum.rehearsal.memory import Memory
@@ -33,8 +33,10 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 5.0
 """Between two questions about one cluster: little more is known before."""
+LONGEST_PAUSE_SECONDS: Final = 600.0
+"""After rehearsals of a cluster that failed one after the other: the pause doubles with each."""
 FRESH_SECONDS: Final = 60.0
-"""How long an answer is acted on; a plan reads it within a tick."""
+"""How old the requests may be by which a plan acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,11 @@ class _Cluster:
     asked: Asked | None = None
     """The newest question that waits; it replaces an older one."""
     task: asyncio.Task[None] | None = None
-    answer: tuple[float, Rehearsed] | None = None
-    """With the monotonic time at which it came."""
-    ended_at: float = float("-inf")
+    answer: Rehearsed | None = None
+    next_at: float = float("-inf")
+    """Monotonic time before which nothing is asked."""
+    failures: int = 0
+    """One after the other, until now."""
     problem: str = ""
 
 
@@ -106,13 +110,14 @@ class Rehearsals:
             return measured
         cluster = self._clusters.get(key)
         answer = cluster.answer if cluster is not None else None
-        fresh = answer is not None and self._clock() - answer[0] <= FRESH_SECONDS
-        return replace(measured, rehearses=True, rehearsed=answer[1] if answer is not None and fresh else None)
+        if answer is not None and (self._now() - answer.time).total_seconds() > FRESH_SECONDS:
+            answer = None
+        return replace(measured, rehearses=True, rehearsed=answer)
 
     def ask(self, key: ClusterKey, asked: Asked) -> None:
         """Take a question; it waits for its turn."""
         cluster = self._clusters.setdefault(key, _Cluster())
-        if cluster.task is None and self._clock() - cluster.ended_at < PAUSE_SECONDS:
+        if cluster.task is None and self._clock() < cluster.next_at:
             return
         cluster.asked = asked
         if cluster.task is None:
@@ -160,10 +165,13 @@ class Rehearsals:
             self._metrics.rehearsal(result, found.plays, found.played_requests)
             self._metrics.rehearsal_waited(self._clock() - began)
             if found.rehearsed is not None:
-                cluster.answer = (self._clock(), found.rehearsed)
+                cluster.answer = found.rehearsed
                 self._wake(key)
+            cluster.failures = -1
         finally:
-            cluster.task, cluster.ended_at = None, self._clock()
+            cluster.failures += 1
+            pause_seconds = min(PAUSE_SECONDS * 2.0 ** min(cluster.failures, 10), LONGEST_PAUSE_SECONDS)
+            cluster.task, cluster.asked, cluster.next_at = None, None, self._clock() + pause_seconds
 
     async def _played(self, asked: Asked, memory: Memory) -> Played:
         rings = await read_rings(asked.gateways, token=asked.token, last_seconds=TUNING.memory_seconds)
@@ -182,6 +190,7 @@ class Rehearsals:
         return await self._process.play(partial(played, case))
 
     def _say(self, key: ClusterKey, cluster: _Cluster, problem: str) -> None:
+        problem = shortened(problem)
         if problem != cluster.problem:
             cluster.problem = problem
             if problem:
@@ -191,4 +200,4 @@ class Rehearsals:
 def rehearses(spec: InferenceClusterSpec) -> bool:
     """Report whether roles change by rehearsals."""
     wanted = spec.balance.rehearse is RehearsePolicy.ON and spec.gateway.record is RecordPolicy.ON
-    return wanted and decides(spec)
+    return wanted and spec.balance.mode in (BalanceMode.AUTO, BalanceMode.OBSERVE)

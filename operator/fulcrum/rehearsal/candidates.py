@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import product
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from fulcrum.performance.layout import ROLES, Layout
 
 Prefilling = tuple[int, ...]
 """Prefill workers of each pool; the others decode."""
+
+MOST_PRODUCT: Final = 4
+"""Pools of which each combination is played that has every pool in one role: there are two to the power of it."""
 
 
 def candidates(
@@ -43,11 +47,18 @@ def candidates(
     }
     best = _fluid_optimum(standing, sizes, seconds)
     splits += (best, *_near(best, sizes))
-    splits += product(*((0, size) for size in sizes.values()))  # each pool as a whole
+    if len(sizes) <= MOST_PRODUCT:
+        splits += product(*((0, size) for size in sizes.values()))  # each pool as a whole
     found = [_layout(standing, dict(zip(sizes, split, strict=True)), sizes) for split in splits]
     if mixes and len(sizes) == len(standing.pools):
         found.append(Layout.of(mixed=sizes))
-    return [layout for layout in dict.fromkeys(found) if layout.complete and layout != standing]
+    # One worker of each role cannot swap: a role would be without any.
+    swaps = standing.total == 2 and not standing.mixed
+    return [
+        layout
+        for layout in dict.fromkeys(found)
+        if layout.complete and layout != standing and (layout.mixed or not swaps)
+    ]
 
 
 def _layout(standing: Layout, prefilling: Mapping[str, int], sizes: Mapping[str, int]) -> Layout:

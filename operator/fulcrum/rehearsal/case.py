@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from zlib import crc32
 
-from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.rehearsed import Rehearsed, Wanted
@@ -21,6 +20,7 @@ from fulcrum.rehearsal.recorded import Recorded, recorded
 from fulcrum.rehearsal.rehearse import rehearse
 from fulcrum.rehearsal.rings import ReadRing, merge
 from fulcrum.rehearsal.scale import Scale, scale_of, thinned
+from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.cluster import ClusterModel
 
 
@@ -62,6 +62,10 @@ def played(case: Case) -> Played:
     if not recording.complete:
         silent = ", ".join(f"{gateway} ({why})" for gateway, why in recording.silent) or "none is old enough"
         return _without(case, f"not all gateways told their requests: {silent}")
+    if recording.covers_from_seconds < TUNING.shortest_seconds:
+        return _without(
+            case, f"only the last {recording.covers_from_seconds:.0f} s are known: a gateway is new, or went"
+        )
     scale = scale_of(case.wanted.standing, recording.sampling_rate)
     if scale is None:
         share = f"{recording.sampling_rate:.0%} of the requests are known"
@@ -93,18 +97,19 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
     arrivals = known.seen.arrival_seconds + (now - known.now)
     question = question_of(
         case.wanted,
-        _stage(case, cluster, known.admissions),
+        _stage(case, cluster),
         replace(known.seen, load=replace(known.seen.load, arrival_seconds=arrivals)),
         now,
         memory=case.memory,
         stands_since=0.0 if since is None else since.timestamp(),
+        known_from=now - known.now,
         seed=crc32(case.uid.encode()),
     )
     answer = None if question is None else rehearse(question)
     if question is None or answer is None:
         return Played(memory=case.memory)
     return Played(
-        memory=remembered(answer, case.wanted.standing, question.since, now),
+        memory=remembered(answer, case.wanted, question.since, now),
         rehearsed=_unscaled(rehearsed(case.wanted, answer, case.time), scale),
         plays=answer.plays,
         played_requests=answer.played_requests,
@@ -116,7 +121,8 @@ def _unscaled(found: Rehearsed, scale: Scale) -> Rehearsed:
     return replace(found, chosen=scale.unscaled(found.chosen), compared=compared)
 
 
-def _stage(case: Case, cluster: ClusterModel, admissions: Sequence[AdmissionState]) -> Stage:
+def _stage(case: Case, cluster: ClusterModel) -> Stage:
+    pages = [ring.page for ring in case.rings if ring.page is not None]
     spec = case.spec
     return Stage(
         cluster=cluster,
@@ -125,6 +131,6 @@ def _stage(case: Case, cluster: ClusterModel, admissions: Sequence[AdmissionStat
         classes=spec.admission.classes,
         queue=spec.admission.queue,
         admits={pool.name: pool.admits for pool in spec.pools},
-        margins=tuple(Margins.of_state(state) for state in admissions),
+        margins=tuple(Margins.of_state(page.admission, page.classes) for page in pages if page.admission is not None),
         standing=case.wanted.standing,
     )

@@ -27,6 +27,8 @@ class Span:
     now: float
     start: float
     """Where the past begins that is played for its state."""
+    filled: float
+    """When what began in the past that is played has filled the system, which is empty where the play begins."""
     since: float
     """Since when the load is of one kind."""
     scored_seconds: float
@@ -52,8 +54,18 @@ class Future:
     """Of those: they were inside the promise."""
 
 
-def span_of(seen: Seen, since: float, now: float, outputs: NDArray[np.int64], slo: LatencyTargets) -> Span:
+def span_of(
+    seen: Seen,
+    since: float,
+    now: float,
+    outputs: NDArray[np.int64],
+    slo: LatencyTargets,
+    *,
+    known_from: float | None = None,
+) -> Span:
     """Return which seconds to play, given draws of the answers' lengths.
+
+    `known_from`: nothing is known of the time before; None: before second 0 nothing came.
 
     Nothing hides in twice the promise of the first token and the time of an answer; and a load goes on for about as
     long as it has gone on.
@@ -68,9 +80,11 @@ def span_of(seen: Seen, since: float, now: float, outputs: NDArray[np.int64], sl
         beyond_seconds = min(beyond_seconds, most_seconds / 2)
         future_seconds = max(most_seconds - beyond_seconds, TUNING.shortest_seconds / 2)
     past_seconds = min(slo.ttft_seconds + answer_seconds + TUNING.shortest_seconds / 2, TUNING.longest_seconds / 3)
+    start = max(known_from or 0.0, now - past_seconds)
     return Span(
         now=now,
-        start=max(0.0, now - past_seconds),
+        start=start,
+        filled=start + (now - start if known_from is None else past_seconds) / 2,
         since=since,
         scored_seconds=future_seconds,
         beyond_seconds=beyond_seconds,
@@ -107,8 +121,12 @@ def future(seen: Seen, span: Span, random: np.random.Generator, *, stands_since:
     ids = seen.load.prefix_ids
     pending = ~seen.ended & ~seen.refused
     scored = np.where(at < changes_at, pending[place], at < changes_at + span.scored_seconds)
-    # The first half of the past fills the system, which is empty where the play begins.
-    known = (at >= changes_at / 2) & (at < changes_at) & ~pending[place] & (seen.arrival_seconds[place] >= stands_since)
+    known = (
+        (at >= span.filled - span.start)
+        & (at < changes_at)
+        & ~pending[place]
+        & (seen.arrival_seconds[place] >= stands_since)
+    )
     return Future(
         load=Workload(
             arrival_seconds=at,

@@ -22,21 +22,26 @@ class Memory:
     since: float = 0.0
     """Since when the load was of one kind, at the last rehearsal."""
     asked_at: float = 0.0
-    stayed: bool = False
-    """The last rehearsal changed nothing."""
+    key: str = ""
+    """Of the workers and the promise, then."""
+    stayed: Layout | None = None
+    """What stood, where the last rehearsal left it."""
     offsets: Mapping[Layout, Offset] = field(default_factory=dict)
 
-    def asks(self, seen: Seen, since: float, now: float, attainment: float) -> bool:
-        """Report whether there is something to look for, and more is known than at the last time."""
+    def asks(self, seen: Seen, since: float, now: float, attainment: float, *, of: tuple[str, Layout]) -> bool:
+        """Report whether there is something to look for, and more is known than at the last time.
+
+        `of`: key of the workers and the promise, and what stands.
+        """
         stretch = seen.since(since)
         if len(stretch) < TUNING.least_requests or float(stretch.missed.mean()) < (1 - attainment) / 3:
             return False
         more = now >= self.asked_at + TUNING.more * (self.asked_at - self.since)
-        return not self.stayed or more or self._other_load(since, now)
+        return (self.key, self.stayed) != of or more or self._other_load(since, now)
 
-    def known_offsets(self, since: float, now: float) -> Mapping[Layout, Offset]:
-        """Return how far plays of layouts were off under the load of now."""
-        return {} if self._other_load(since, now) else self.offsets
+    def known_offsets(self, since: float, now: float, key: str) -> Mapping[Layout, Offset]:
+        """Return how far plays of layouts of these workers were off under the load of now."""
+        return {} if key != self.key or self._other_load(since, now) else self.offsets
 
     def _other_load(self, since: float, now: float) -> bool:
         """Report whether the load began anew. That its oldest requests are forgotten is no new beginning."""
@@ -44,22 +49,31 @@ class Memory:
         return since > began + TUNING.more * (self.asked_at - self.since)
 
 
-def remembered(answer: Answer, standing: Layout, since: float, now: float) -> Memory:
+def remembered(answer: Answer, wanted: Wanted, since: float, now: float) -> Memory:
     """Return what is remembered of a rehearsal."""
-    return Memory(since=since, asked_at=now, stayed=answer.chosen == standing, offsets=answer.offsets)
+    stayed = wanted.standing if answer.chosen == wanted.standing else None
+    return Memory(since=since, asked_at=now, key=wanted.key, stayed=stayed, offsets=answer.offsets)
 
 
 def question_of(
-    wanted: Wanted, stage: Stage, seen: Seen, now: float, *, memory: Memory, stands_since: float, seed: int
+    wanted: Wanted,
+    stage: Stage,
+    seen: Seen,
+    now: float,
+    *,
+    memory: Memory,
+    stands_since: float,
+    known_from: float | None,
+    seed: int,
 ) -> Question | None:
     """Return what a rehearsal is asked; None: it is not worth one now.
 
-    `now` and `stands_since` in seconds on the clock of `seen`.
+    `now`, `stands_since` and `known_from` (as in `Question`) in seconds on the clock of `seen`.
     """
     if len(seen) < TUNING.least_requests:
         return None
-    since = newest_stretch(seen, now)
-    if not memory.asks(seen, since, now, stage.slo.attainment):
+    since = newest_stretch(seen, now, known_from or 0.0)
+    if not memory.asks(seen, since, now, stage.slo.attainment, of=(wanted.key, wanted.standing)):
         return None
     return Question(
         stage=stage,
@@ -68,8 +82,9 @@ def question_of(
         now=now,
         flexible=wanted.flexible,
         mixes=wanted.mixes,
-        offsets=memory.known_offsets(since, now),
+        offsets=memory.known_offsets(since, now, wanted.key),
         stands_since=stands_since,
+        known_from=known_from,
         seed=seed,
     )
 

@@ -32,25 +32,29 @@ _TAIL_SECONDS = 600.0
 class Margins:
     """What the admission of one gateway has learnt: actual over predicted latency."""
 
-    ttft: tuple[float, ...]
+    ttft: Mapping[str, float]
+    """By class; of others nothing is known."""
     tpot: float
 
     @classmethod
     def of(cls, gateway: SimulatedGateway) -> Margins:
         """Read them."""
         admission = gateway.admission
-        return cls(ttft=tuple(one.factor for one in admission.ttft_margins), tpot=admission.tpot_margin.factor)
+        factors = (one.factor for one in admission.ttft_margins)
+        return cls(ttft=dict(zip(admission.classes.names, factors, strict=True)), tpot=admission.tpot_margin.factor)
 
     @classmethod
-    def of_state(cls, state: AdmissionState) -> Margins:
-        """Read them of what a gateway told."""
-        return cls(ttft=tuple(one.factor for one in state.ttft_margins), tpot=state.tpot_margin.factor)
+    def of_state(cls, state: AdmissionState, classes: Sequence[str]) -> Margins:
+        """Read them of what a gateway told of its classes."""
+        factors = (one.factor for one in state.ttft_margins)
+        return cls(ttft=dict(zip(classes, factors, strict=False)), tpot=state.tpot_margin.factor)
 
     def put(self, gateway: SimulatedGateway) -> None:
         """Have a gateway go on with them."""
-        for margin, factor in zip(gateway.admission.ttft_margins, self.ttft, strict=True):
-            margin.factor = factor
-        gateway.admission.tpot_margin.factor = self.tpot
+        admission = gateway.admission
+        for name, margin in zip(admission.classes.names, admission.ttft_margins, strict=True):
+            margin.factor = self.ttft.get(name, 1.0)
+        admission.tpot_margin.factor = self.tpot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

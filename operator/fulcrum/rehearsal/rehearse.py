@@ -52,6 +52,8 @@ class Question:
     """Of layouts that stood before, under this load."""
     stands_since: float = 0.0
     """Since when what stands does."""
+    known_from: float | None = None
+    """Nothing is known of the time before; None: before second 0 nothing came."""
     seed: int = 0
 
 
@@ -99,7 +101,7 @@ def rehearse(question: Question) -> Answer | None:
     random = np.random.default_rng([question.seed, 0])
     lengths = AnswerLengths(seen.made_tokens[known], seen.ended[known], random)
     outputs = lengths.draw(np.zeros(len(stretch), dtype=np.int64), random)
-    span = span_of(seen, question.since, question.now, outputs, stage.slo)
+    span = span_of(seen, question.since, question.now, outputs, stage.slo, known_from=question.known_from)
     plays = _Plays(question)
     first, second = (
         future(seen, span, np.random.default_rng([question.seed, draw]), stands_since=question.stands_since)
@@ -121,6 +123,8 @@ def rehearse(question: Question) -> Answer | None:
         flexible=question.flexible,
         mixes=question.mixes,
     ):
+        if plays.requests > TUNING.most_played:
+            break
         # It must bring more than the best so far, and enough more than what stands: with more misses it cannot win.
         least = max(
             inside.sum() + plays.off(best, layout) * total,

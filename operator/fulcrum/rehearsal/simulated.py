@@ -41,13 +41,14 @@ class Rehearsals:
             view.now,
             memory=self._memory,
             stands_since=(since - START).total_seconds() if since is not None else 0.0,
+            known_from=None,
             seed=self._seed,
         )
         answer = rehearse(question) if question is not None else None
         if question is None or answer is None:
             return
         self.answers.append((view.now, answer))
-        self._memory = remembered(answer, wanted.standing, question.since, view.now)
+        self._memory = remembered(answer, wanted, question.since, view.now)
         self.answer = rehearsed(wanted, answer, START + timedelta(seconds=view.now))
 
     def _stage(self, wanted: Wanted, view: View, gateways: Sequence[SimulatedGateway]) -> Stage:

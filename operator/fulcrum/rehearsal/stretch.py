@@ -11,10 +11,13 @@ from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
 
-def newest_stretch(seen: Seen, now: float) -> float:
-    """Return since when: as far back as what is older does not differ from what is newest, and is remembered."""
-    arrivals, earliest = seen.arrival_seconds, max(0.0, now - TUNING.memory_seconds)
-    begin = now - TUNING.stretch_seconds
+def newest_stretch(seen: Seen, now: float, known_from: float = 0.0) -> float:
+    """Return since when: as far back as what is older does not differ from what is newest, and is remembered.
+
+    Nothing is known of the time before `known_from`.
+    """
+    arrivals, earliest = seen.arrival_seconds, max(known_from, now - TUNING.memory_seconds)
+    begin = max(now - TUNING.stretch_seconds, earliest)
     while begin > earliest and int((arrivals >= begin).sum()) < TUNING.least_requests:
         begin -= TUNING.stretch_seconds / 2
     while begin > earliest:

@@ -16,6 +16,8 @@ class Tuning:
     """Fewer say nothing about a load."""
     most_requests: int = 1_000
     """Of one play: its cost is counted in requests."""
+    most_played: int = 30_000
+    """Of all plays of a rehearsal; once it had so many no further layout is played."""
     shortest_seconds: float = 60.0
     longest_seconds: float = 600.0
     """Of the future that is played; half of the one and a third of the other bound the past."""
