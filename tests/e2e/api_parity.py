@@ -14,7 +14,7 @@ from local_cluster import Cluster
 from tests.machine import deadline_seconds
 
 MOST_TOKENS = 12
-_CALL_TOKENS = 48
+_CALL_TOKENS = 96
 _COUNTRIES = ("Japan", "France", "Italy", "Spain", "Germany", "China")
 _TOOL = "get_weather"
 _PARAMETERS = {
@@ -112,14 +112,27 @@ TEXTS: tuple[Callable[[Apis, str], str], ...] = (
 )  # fmt: skip
 
 
-def calls(apis: Apis, asked: str) -> list[tuple[str, Any]]:
-    """The forced call as each API gives it, whole and streamed."""
-    forced = {
+def question_for_calls(apis: Apis) -> str:
+    """A question that is answered with a whole call: the grammar of JSON lets a small model write spaces for ever."""
+    for country in _COUNTRIES:
+        asked = f"What is the weather in the capital of {country}?"
+        if apis.openai.chat.completions.create(**_forced(apis, asked)).choices[0].finish_reason != "length":
+            return asked
+    raise AssertionError(f"no call is complete after {_CALL_TOKENS} tokens")
+
+
+def _forced(apis: Apis, asked: str) -> dict[str, Any]:
+    return {
         **_chat(apis, asked),
         "max_tokens": _CALL_TOKENS,
         "tools": [{"type": "function", "function": _FUNCTION}],
         "tool_choice": {"type": "function", "function": {"name": _TOOL}},
     }
+
+
+def calls(apis: Apis, asked: str) -> list[tuple[str, Any]]:
+    """The forced call as each API gives it, whole and streamed."""
+    forced = _forced(apis, asked)
     whole = apis.openai.chat.completions.create(**forced).choices[0].message.tool_calls[0].function
     pieces = [
         call.function

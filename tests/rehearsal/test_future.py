@@ -15,7 +15,7 @@ from fulcrum.rehearsal.future import Future, Span, future, span_of
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
-SPAN = Span(now=100.0, start=70.0, since=40.0, scored_seconds=50.0, beyond_seconds=15.0)
+SPAN = Span(now=100.0, start=70.0, filled=85.0, since=40.0, scored_seconds=50.0, beyond_seconds=15.0)
 TIMES = np.array([10.0, 45.0, 50.0, 75.0, 80.0, 90.0, 99.5])
 PROMPTS = [11, 12, 13, 14, 15, 16, 17]
 """Each prompt has a length of its own, so that it is known whose copy is whose."""
@@ -51,12 +51,13 @@ def test_what_comes_and_what_has_not_ended_counts() -> None:
 
 def test_what_became_of_the_others_is_known_since_the_layout_stands() -> None:
     """In the second half of the past: the first one fills the system."""
-    span = replace(SPAN, start=45.0)
+    span = replace(SPAN, start=45.0, filled=72.5)
     found = played(span=span)
     assert found.load.prompt_tokens[found.known].tolist() == [14, 16]
     assert found.known_inside.tolist() == [False, False]
     found = played(span=span, stands_since=80.0)
     assert found.load.prompt_tokens[found.known].tolist() == [16]
+    assert not played(span=replace(span, filled=100.0)).known.any(), "nothing is known of the time before"
 
 
 def test_lengths_that_are_known_stay_and_the_others_are_longer_than_they_are() -> None:
@@ -130,7 +131,9 @@ def test_whatever_was_seen_a_future_is_in_order(
     seen = make_seen(
         times, prompt=np.arange(1, count + 1), made=np.where(kind == 0, 9, kind), ended=kind == 0, refused=kind == 3,
     )  # fmt: skip
-    span = Span(now=now, start=now - past, since=since, scored_seconds=scored, beyond_seconds=beyond)
+    span = Span(
+        now=now, start=now - past, filled=now - past / 2, since=since, scored_seconds=scored, beyond_seconds=beyond
+    )
     found = future(seen, span, random, stands_since=0.0)
     at, prompts = found.load.arrival_seconds, found.load.prompt_tokens
     assert np.all(np.diff(at) >= 0)
