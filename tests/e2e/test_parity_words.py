@@ -17,6 +17,7 @@ from adapter_answers import (
     loaded,
     names,
 )
+from answers import FP8_MARGIN, min_margin
 from api_parity import CALLED, TEXTS, Apis, calls, question, question_for_calls
 from lanes import state_folder
 from local_cluster import QUICKSTART, Cluster, local_cluster, wait_until
@@ -90,6 +91,8 @@ def test_one_trace_has_both_legs_and_the_spans_of_both_engines(real: Cluster, co
 
 
 def test_adapters(real: Cluster, tmp_path: Path) -> None:
+    if min_margin(real) == FP8_MARGIN:
+        pytest.skip("random adapters decide by less than an FP8 KV cache rounds; shown with bf16")
     listed = adapters_of("smollm2", tmp_path)["list"]
     assert code(real, ADAPTERS[0]) == (404, "model_not_found")
     list_adapters(real, listed)
