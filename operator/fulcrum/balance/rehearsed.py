@@ -8,6 +8,11 @@ from datetime import datetime
 from fulcrum.performance.layout import ROLES, Layout
 
 
+def few_miss(share: float, attainment: float) -> bool:
+    """Report whether so small a share misses a promise to `attainment` of all that there is nothing to look for."""
+    return share < (1 - attainment) / 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """A question: would another layout of these workers serve more?"""

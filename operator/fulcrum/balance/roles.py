@@ -15,7 +15,7 @@ from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.balance.assign import Kept, layout_of, layout_of_places
 from fulcrum.balance.inputs import Inputs, payback_seconds
 from fulcrum.balance.pools import flippable
-from fulcrum.balance.rehearsed import Rehearsed, Wanted
+from fulcrum.balance.rehearsed import Rehearsed, Wanted, few_miss
 from fulcrum.balance.snapshot import ObservedWorker
 from fulcrum.balance.split import Considered, Move, Stakes, after, moves_between, possible_moves, split
 from fulcrum.balance.tuning import TUNING
@@ -55,7 +55,8 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     flexible = flippable(inputs.spec.pools)
     able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
     if inputs.measurements.rehearses:
-        return _by_rehearsal(inputs, kept, coming, current, able)
+        changes = RoleChanges(movable=frozenset(worker.name for worker in settled), current=current)
+        return _by_rehearsal(inputs, kept, coming, changes, able)
     immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
     flips = split(
         inputs.pools,
@@ -80,12 +81,10 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
 
 
 def _by_rehearsal(
-    inputs: Inputs, kept: Kept, coming: Mapping[str, Role], current: Layout, able: Counter[tuple[str, Role]]
+    inputs: Inputs, kept: Kept, coming: Mapping[str, Role], changes: RoleChanges, able: Counter[tuple[str, Role]]
 ) -> RoleChanges:
-    """Return the flips that a rehearsal chose for just these workers, and what is to be rehearsed."""
-    flexible = flippable(inputs.spec.pools)
-    movable = frozenset(worker.name for worker in dwelled(inputs, kept))
-    changes = RoleChanges(movable=movable, current=current)
+    """Return `changes` with the flips that a rehearsal chose for just these workers, and what is to be rehearsed."""
+    current, flexible = changes.current, flippable(inputs.spec.pools)
     mixes = all(pool.mixes for pool in inputs.pools if pool.name in flexible)
     key = _state_key(inputs, kept.serving, (sorted(flexible), mixes))
     rehearsed = inputs.measurements.rehearsed
@@ -98,7 +97,7 @@ def _by_rehearsal(
     if current.count(Role.MIXED) * 2 < current.total and (single := _single_role(inputs, current, able)):
         return replace(changes, moves=single)
     changing = {worker.name for worker in kept.serving if worker.pool in flexible}
-    settled = changing <= movable and not coming and current.complete and len(changing) > 1
+    settled = changing <= changes.movable and not coming and current.complete and len(changing) > 1
     if not settled or _is_well(inputs):
         return changes
     began = [at for worker in kept.serving for at in (worker.role_since, worker.ready_since) if at is not None]
@@ -118,7 +117,7 @@ def _is_well(inputs: Inputs) -> bool:
     traffic = inputs.measurements.traffic
     if traffic is None or traffic.attainment is None:
         return False
-    return 1 - traffic.attainment < (1 - inputs.spec.slo.attainment) / 3
+    return few_miss(1 - traffic.attainment, inputs.spec.slo.attainment)
 
 
 def dwelled(inputs: Inputs, kept: Kept) -> list[ObservedWorker]:

@@ -152,14 +152,16 @@ class Rehearsals:
                 assert asked is not None
                 found = await self._played(asked, cluster.memory)
         except PlayError as error:
+            cluster.failures += 1
             self._metrics.rehearsal("failed")
             self._say(key, cluster, str(error))
         except Exception:
             # A defect costs this rehearsal and nothing else.
+            cluster.failures += 1
             self._metrics.rehearsal("failed")
             logger.exception("rehearsal_failed namespace=%s cluster=%s", *key)
         else:
-            cluster.memory = found.memory
+            cluster.memory, cluster.failures = found.memory, 0
             self._say(key, cluster, found.problem)
             result = "unknown" if found.problem else "none" if found.rehearsed is None else "answered"
             self._metrics.rehearsal(result, found.plays, found.played_requests)
@@ -167,9 +169,7 @@ class Rehearsals:
             if found.rehearsed is not None:
                 cluster.answer = found.rehearsed
                 self._wake(key)
-            cluster.failures = -1
         finally:
-            cluster.failures += 1
             pause_seconds = min(PAUSE_SECONDS * 2.0 ** min(cluster.failures, 10), LONGEST_PAUSE_SECONDS)
             cluster.task, cluster.asked, cluster.next_at = None, None, self._clock() + pause_seconds
 

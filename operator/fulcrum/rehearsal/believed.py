@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.measurements import learnt_transfers
+from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.simulation.cluster import ClusterModel, Links
 from fulcrum.simulation.from_spec import cluster_model
+
+
+def both_ways(pairs: Iterable[PairsReport]) -> dict[tuple[str, str], TransferCost]:
+    """Return what gateways learnt of KV transfers by source and target pool; an unknown way is as its way back."""
+    learnt = learnt_transfers(pairs)
+    return {(target, source): cost for (source, target), cost in learnt.items()} | learnt
 
 
 def believed(
@@ -31,11 +38,9 @@ def believed(
     """
     if any(pool.workers.max > 0 and pool.name not in speeds for pool in spec.pools):
         return None
-    learnt = learnt_transfers(pairs)
-    back = {(target, source): cost for (source, target), cost in learnt.items()}
     try:
         cluster = cluster_model(
-            spec, profiles=speeds, start_seconds=start_seconds, model=model, links=Links(pairs=back | learnt)
+            spec, profiles=speeds, start_seconds=start_seconds, model=model, links=Links(pairs=both_ways(pairs))
         )
     except ValueError:  # no pool may have workers, offloaded KV of unknown size, or KV blocks that do not divide 512
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from fulcrum.balance.rehearsed import PlayedLayout, Rehearsed, Wanted
+from fulcrum.balance.rehearsed import Rehearsed, Wanted, few_miss
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.play import Stage
 from fulcrum.rehearsal.rehearse import Answer, Offset, Question
@@ -34,7 +34,7 @@ class Memory:
         `of`: key of the workers and the promise, and what stands.
         """
         stretch = seen.since(since)
-        if len(stretch) < TUNING.least_requests or float(stretch.missed.mean()) < (1 - attainment) / 3:
+        if len(stretch) < TUNING.least_requests or few_miss(float(stretch.missed.mean()), attainment):
             return False
         more = now >= self.asked_at + TUNING.more * (self.asked_at - self.since)
         return (self.key, self.stayed) != of or more or self._other_load(since, now)
@@ -95,7 +95,7 @@ def rehearsed(wanted: Wanted, answer: Answer, time: datetime) -> Rehearsed:
         key=wanted.key,
         time=time,
         chosen=answer.chosen,
-        compared=tuple(PlayedLayout(layout=each.layout, inside=each.inside) for each in answer.compared),
+        compared=answer.compared,
         requests=answer.requests,
         future_seconds=answer.future_seconds,
         gain=answer.gain,

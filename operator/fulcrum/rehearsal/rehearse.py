@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fulcrum.balance.rehearsed import PlayedLayout
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.candidates import candidates
 from fulcrum.rehearsal.difference import Bools, difference, mean_difference
@@ -58,15 +59,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """What stands, or a layout that was ahead of all before it."""
-
-    layout: Layout
-    inside: float
-    """Share of the requests."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a rehearsal came to."""
 
@@ -75,7 +67,7 @@ class Answer:
     requests: int
     """That were counted."""
     future_seconds: float
-    compared: tuple[Compared, ...]
+    compared: tuple[PlayedLayout, ...]
     """What stands first, the best last. Layouts that could not win were given up, and are not here."""
     gain: float = 0.0
     """Requests by which the best one is ahead of what stands."""
@@ -111,7 +103,7 @@ def rehearse(question: Question) -> Answer | None:
     if not (total and len(second.seen_seconds)):
         return None
     stands = plays.stands(first)
-    best, inside, compared = stage.standing, stands, [Compared(layout=stage.standing, inside=float(stands.mean()))]
+    best, inside, compared = stage.standing, stands, [PlayedLayout(layout=stage.standing, inside=float(stands.mean()))]
     prompts = stretch.load.prompt_tokens.astype(np.float64)
     speeds, tpot_seconds = known_speeds(stage.cluster), stage.slo.tpot_seconds
     for layout in candidates(
@@ -133,7 +125,7 @@ def rehearse(question: Question) -> Answer | None:
         found = plays.play(first, layout, spare=total - least)
         if found is not None and found.sum() > least:
             best, inside = layout, found
-            compared.append(Compared(layout=layout, inside=float(found.mean())))
+            compared.append(PlayedLayout(layout=layout, inside=float(found.mean())))
     verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
     return Answer(
         chosen=best if verdict.wins else stage.standing,

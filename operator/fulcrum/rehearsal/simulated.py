@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.measurements import learnt_transfers
 from fulcrum.balance.rehearsed import Rehearsed, Wanted
+from fulcrum.rehearsal.believed import both_ways
 from fulcrum.rehearsal.memory import Memory, question_of, rehearsed, remembered
 from fulcrum.rehearsal.play import Margins, Stage
 from fulcrum.rehearsal.rehearse import Answer, rehearse
@@ -67,6 +67,5 @@ class Rehearsals:
 
 def _believed(cluster: ClusterModel, gateways: Sequence[SimulatedGateway]) -> ClusterModel:
     """Return the cluster as it is known: of links, what gateways have learnt of transfers, for both ways alike."""
-    learnt = learnt_transfers(PairsReport(rates=gateway.view.transfers.report()) for gateway in gateways)
-    back = {(target, source): cost for (source, target), cost in learnt.items()}
-    return replace(cluster, links=replace(cluster.links, pairs=back | learnt))
+    pairs = both_ways(PairsReport(rates=gateway.view.transfers.report()) for gateway in gateways)
+    return replace(cluster, links=replace(cluster.links, pairs=pairs))
