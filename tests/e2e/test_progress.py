@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -101,7 +102,6 @@ class Hold:
         self._pid = pid
         self._on_seconds = max(step_cpu_seconds / 2, 0.001)
         self._slower = longer_seconds / step_cpu_seconds
-        self._frozen = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -110,28 +110,30 @@ class Hold:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Let it compute as it can."""
         self._over.set()
         self._thread.join()
         os.kill(self._pid, signal.SIGCONT)
-
-    def freeze(self) -> None:
-        """Let it stand still from its next stop on."""
-        self._frozen = True
 
     def _run(self) -> None:
         used_seconds = self._on_seconds
         while not self._over.is_set():
             os.kill(self._pid, signal.SIGSTOP)
             # This thread may be late on a busy machine: what was computed meanwhile is paid for, however much it is.
-            self._over.wait(threading.TIMEOUT_MAX if self._frozen else used_seconds * self._slower)
+            self._over.wait(used_seconds * self._slower)
             os.kill(self._pid, signal.SIGCONT)
             began_seconds, used_seconds = cpu_seconds(self._pid), 0.0
             while used_seconds < self._on_seconds and not self._over.wait(0.001):
                 used_seconds = cpu_seconds(self._pid) - began_seconds
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -246,20 +248,16 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
 async def test_a_prompt_on_a_worker_that_stands_still_is_given_to_another_within_the_promise(
     make_site: MakeSite, engines: list[RealEngine]
 ) -> None:
-    steps = [engine.prefill_step(13) for engine in engines]
-    promise_seconds = max(deadline_seconds(6.0), 6 * max(step.seconds for step in steps) * STEPS)
-    holds = [
-        Hold(engine.core, step_cpu_seconds=step.cpu_seconds, longer_seconds=promise_seconds / 8)
-        for engine, step in zip(engines, steps, strict=True)
-    ]
+    step_seconds = max(engine.prefill_step(13).seconds for engine in engines)
+    promise_seconds = max(deadline_seconds(6.0), 6 * step_seconds * STEPS)
     site = await site_of(make_site, engines, promise_seconds)
-    with holds[0], holds[1]:
+    # Both stand still before the prompt comes: how quick an engine is, or how late this process, decides nothing.
+    with stopped(engines[0].core), stopped(engines[1].core):
         began = time.monotonic()
         answer = asyncio.create_task(site.post(prompt(12)))
         frozen = await asked_of(site, engines, answer)
         other = engines[1 - engines.index(frozen)]
-        holds[engines.index(frozen)].freeze()
-        holds[engines.index(other)].release()
+        os.kill(other.core, signal.SIGCONT)
         await eventually(lambda: answer.done() or in_flight(site, other), seconds=60.0, what=frozen.agent.tail)
         given_seconds = time.monotonic() - began
         # How long the other one then takes is the machine's affair.
