@@ -8,29 +8,23 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from fulcrum.forecast.model import Budget, FitError, Floats
+from fulcrum.forecast.model import LEAST_INTERVALS, LEAST_SPREAD, WINDOW_INTERVALS, Budget, FitError, Floats
 from fulcrum.forecast.scale import LogScale
 
-_LEAST_INTERVALS: Final = 24
-_WINDOW_INTERVALS: Final = 512
-"""The ARIMA part sees this many intervals: its few parameters need no more, and a fit's time grows with them."""
-_SEASONS: Final = 8
 _DRIFTING: Final = ((0, 1, 1), (1, 1, 1), (0, 1, 2))
 """While no season is known there is no level that the load returns to, so all these difference once. (On the recorded
 traces the orders that return to a mean have up to a quarter more error, though AICc likes them.)"""
 _AROUND_SEASON: Final = ((1, 0, 0), (1, 0, 1), (2, 0, 1), *_DRIFTING)
 _PAIRS: Final = (0, 1, 2, 3, 4, 6)
-_BURN_INTERVALS: Final = 4
-"""All orders are judged by the likelihood of the same intervals, so that AICc compares them across differencing, and of
-none in which the diffuse start still shows."""
+"""Of sine and cosine, to choose from."""
 _SHAPE: Final = {
     # A stationary start would solve a Lyapunov equation at each step of the fit, which on many cores takes OpenBLAS ten
     # times as long as all the rest.
     "initialization": "approximate_diffuse",
-    "loglikelihood_burn": _BURN_INTERVALS,
+    # All orders are judged by the likelihood of the same intervals, so that AICc compares them across differencing, and
+    # of none in which the diffuse start still shows.
+    "loglikelihood_burn": 4,
 }
-_MOST_ITERATIONS: Final = 30
-_LEAST_SPREAD: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +91,22 @@ class Arima:
 
 
 def fit_arima(rate: Floats, *, season_intervals: float, budget: Budget) -> Arima | None:
-    """See `model.Fit`; None below two dozen intervals or when the season explains all.
+    """See `model.Fit`; None below twice `LEAST_INTERVALS` (it has more parameters) or when the season explains all.
 
     The order is the one with the lowest AICc of those that were fitted within the budget; FitError when none was.
     """
     from statsmodels.tsa.statespace.sarimax import SARIMAX  # type: ignore[import-untyped]
 
     measured = np.isfinite(rate)
-    if np.count_nonzero(measured) < _LEAST_INTERVALS:
+    if np.count_nonzero(measured) < 2 * LEAST_INTERVALS:
         return None
-    rate = rate[int(np.argmax(measured)) :][-max(_WINDOW_INTERVALS, int(_SEASONS * season_intervals)) :]
+    rate = rate[int(np.argmax(measured)) :]
     scale = LogScale.of(rate)
     z = scale.forward(rate)
     season = Fourier.fit(z, season_intervals)
-    left = (z - season.at(np.arange(len(z), dtype=np.float64)))[-_WINDOW_INTERVALS:]
+    left = (z - season.at(np.arange(len(z), dtype=np.float64)))[-WINDOW_INTERVALS:]
     known = left[np.isfinite(left)]
-    if len(known) < _LEAST_INTERVALS or np.ptp(known) < _LEAST_SPREAD:
+    if len(known) < 2 * LEAST_INTERVALS or np.ptp(known) < LEAST_SPREAD:
         return None
     best: Any = None
     for order in _AROUND_SEASON if len(season.coefficients) > 1 else _DRIFTING:
@@ -122,7 +116,8 @@ def fit_arima(rate: Floats, *, season_intervals: float, budget: Budget) -> Arima
                 # enough; the back-test judges them.
                 warnings.simplefilter("ignore")
                 model = SARIMAX(left, order=order, concentrate_scale=True, **_SHAPE)
-                result = model.fit(disp=False, maxiter=_MOST_ITERATIONS, cov_type="none", callback=budget.check)
+                # Later iterations (there are 50 by default) move no forecast.
+                result = model.fit(disp=False, maxiter=30, cov_type="none", callback=budget.check)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError):
             continue
         except FitError:

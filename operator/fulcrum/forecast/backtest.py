@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from fulcrum.api.types import ForecastMethod
 from fulcrum.forecast.model import Floats
-
-_ALL_STEPS: Final = 16
-"""Up to here each step is scored, further out about eight of each doubling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +75,8 @@ class Backtest:
 
 
 def _scored_steps(steps: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    scored = list(range(1, _ALL_STEPS + 1))
+    """Each of the first 16 steps, further out about eight of each doubling."""
+    scored = list(range(1, 17))
     while scored[-1] < steps:
         scored.append(scored[-1] + max(1, scored[-1] // 8))
     return np.array(scored, dtype=np.int64)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import Final
 
 import numpy as np
 
 from fulcrum.api.types import ForecastMethod
 from fulcrum.forecast.backtest import Backtest
-from fulcrum.forecast.model import Floats
+from fulcrum.forecast.model import LEAST_INTERVALS, Floats
 from fulcrum.forecast.scale import LogScale
-
-_LEAST_SCORES: Final = 10
-"""Below this many errors a quantile of them says little."""
 
 
 def upper(
@@ -38,7 +34,7 @@ def upper(
     for column, step in enumerate(backtest.steps[: backtest.column(len(path)) + 1]):
         scores = backtest.scores(method, column)
         errors = np.sort(scale.forward(scores.actual) - scale.forward(scores.forecast))
-        if len(errors) >= _LEAST_SCORES:
+        if len(errors) >= LEAST_INTERVALS:
             rank = min(int(np.ceil((len(errors) + 1) * quantile)), len(errors))
             steps.append(int(step))
             offsets.append(max(float(errors[rank - 1]), 0.0))

@@ -16,7 +16,7 @@ from fulcrum.forecast.baseline import fit_last_value, fit_seasonal_naive
 from fulcrum.forecast.holt_winters import fit_holt_winters
 from fulcrum.forecast.intervals import cleaned, new_intervals
 from fulcrum.forecast.lengths import expected_tokens
-from fulcrum.forecast.model import Budget, Fit, FitError, Floats, Model
+from fulcrum.forecast.model import WINDOW_INTERVALS, Budget, Fit, FitError, Floats, Model
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.scale import LogScale
 from fulcrum.forecast.selection import best_method
@@ -42,13 +42,8 @@ _ORIGINS: Final = 360
 """Origins that errors are taken over."""
 _REPLAYED_ORIGINS: Final = 120
 """Origins that a fresh start back-tests on the history, beyond the horizon's length."""
-_REPLAY_FITS: Final = 2
-"""Such a back-test may take as long as this many fits, for each method."""
 _MOST_GROWTH: Final = 4.0
 """No forecast is above this multiple of the highest rate of the history: an extrapolated exponential soon is absurd."""
-_REFIT_SHARE: Final = 8
-_REFIT_INTERVALS: Final = (6, 120)
-"""A model is fitted again after an eighth of what it was fitted on has come, within these bounds."""
 
 
 class Forecaster:
@@ -136,12 +131,15 @@ class Forecaster:
                 self._fit(method, rate)
 
     def _replay(self, newer: Floats) -> None:
-        """Take in history as if it came now. A model that is too slow for that is left out, and fitted to all of it."""
+        """Take in history as if it came now.
+
+        A model that takes longer for it than for two fits is left out, and fitted to all of it.
+        """
         spent_seconds = dict.fromkeys(self._methods, 0.0)
         for rate in newer:
             for method, seconds in self._advance(float(rate)).items():
                 spent_seconds[method] += seconds
-                if spent_seconds[method] > _REPLAY_FITS * self._fit_seconds:
+                if spent_seconds[method] > 2 * self._fit_seconds:
                     self._models.pop(method, None)
 
     def _advance(self, rate: float) -> dict[ForecastMethod, float]:
@@ -173,14 +171,17 @@ class Forecaster:
         return None
 
     def _fit_one_that_is_due(self, rate: Floats) -> None:
-        """Fit the most overdue model, one at a time so that no update takes long."""
+        """Fit the most overdue model, one at a time so that no update takes long.
+
+        One is due after an eighth of what it was fitted on has come.
+        """
         due, most = None, 1.0
         for method in self._methods:
             taken, length = self._fitted[method]
             # The baselines hold nothing that ages.
             if method in _AGELESS and method in self._models:
                 continue
-            overdue = (self._taken - taken) / float(np.clip(length / _REFIT_SHARE, *_REFIT_INTERVALS))
+            overdue = (self._taken - taken) / (min(length, WINDOW_INTERVALS) / 8)
             if overdue >= most:
                 due, most = method, overdue
         if due is not None:

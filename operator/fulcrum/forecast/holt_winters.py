@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from fulcrum.forecast.model import Budget, FitError, Floats
+from fulcrum.forecast.model import LEAST_INTERVALS, LEAST_SPREAD, WINDOW_INTERVALS, Budget, FitError, Floats
 from fulcrum.forecast.scale import LogScale
-
-_LEAST_INTERVALS: Final = 12
-_WINDOW_INTERVALS: Final = 512
-_LONGEST_SEASON_INTERVALS: Final = 288
-"""One index per interval of the season: of a longer one (24 h of minutes) each index would rest on a handful of noisy
-values. Long seasons are left to ARIMA's Fourier terms and to seasonal naive."""
-_SEASONS: Final = 4
-_LEAST_SPREAD: Final = 1e-6
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,18 +57,20 @@ def fit_holt_winters(rate: Floats, *, season_intervals: float, budget: Budget) -
 
     measured = np.flatnonzero(np.isfinite(rate))
     seasonal = round(season_intervals)
-    if not (2 <= seasonal <= _LONGEST_SEASON_INTERVALS and measured[-1] + 1 - measured[0] >= 2 * seasonal):
+    # One index per interval of the season: of a longer one (24 h of minutes) each index would rest on a handful of
+    # noisy values. Long seasons are left to ARIMA's Fourier terms and to seasonal naive.
+    if not (2 <= seasonal <= WINDOW_INTERVALS // 2 and measured[-1] + 1 - measured[0] >= 2 * seasonal):
         seasonal = 0
     end = int(measured[-1]) + 1
-    start = max(int(measured[0]), end - max(_WINDOW_INTERVALS, _SEASONS * seasonal))
+    start = max(int(measured[0]), end - WINDOW_INTERVALS)
     window = rate[start:end]
     known = np.flatnonzero(np.isfinite(window))
-    if len(known) < _LEAST_INTERVALS or 2 * len(known) < len(window):
+    if len(known) < LEAST_INTERVALS or 2 * len(known) < len(window):
         return None
     scale = LogScale.of(window)
     # Holt-Winters knows no gaps: they are bridged by straight lines.
     z = np.interp(np.arange(len(window)), known, scale.forward(window[known]))
-    if np.ptp(z) < _LEAST_SPREAD:
+    if np.ptp(z) < LEAST_SPREAD:
         return None
     best: Any = None
     for trend in (None, "add"):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+LEAST_INTERVALS: Final = 12
+"""Of fewer measured intervals, or errors of a back-test, a model or a quantile says only what chance made of them."""
+WINDOW_INTERVALS: Final = 576
+"""The newest part of a history that models are fitted to, in intervals: their few parameters need no more, and the time
+of a fit grows with it. Two days of five minutes."""
+LEAST_SPREAD: Final = 1e-6
+"""A history, on the log scale, that varies less is constant: what is left of it is rounding."""
 
 
 class FitError(Exception):

@@ -13,8 +13,6 @@ from fulcrum.forecast.series import LoadSeries
 EARLY_SHARE: Final = 1 / 24
 """Share of a season by which load may come earlier than before: an hour of a day. Peaks move that much with daylight
 saving time and with work shifts."""
-_MOST_SHARE: Final = 0.5
-"""Share of the known seasons in which load must have come at a time, so that one stray request wakes no later night."""
 
 
 def next_load_seconds(series: LoadSeries, *, season_seconds: float) -> float | None:
@@ -36,7 +34,8 @@ def next_load_seconds(series: LoadSeries, *, season_seconds: float) -> float | N
         seen = places >= 0
         votes[seen] += busy[places[seen]]
         voters[seen] += known[places[seen]] | busy[places[seen]]
-    expected = np.flatnonzero((votes > 0) & (votes >= _MOST_SHARE * voters))
+    # Half of the known seasons, so that one stray request wakes no later night.
+    expected = np.flatnonzero((votes > 0) & (2 * votes >= voters))
     return float(expected[0]) * series.interval_seconds if len(expected) else None
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
 from fulcrum.forecast.model import Floats
-
-_MOST: Final = 30.0
-"""Of z; beyond any load, and far below what overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,4 +28,4 @@ class LogScale:
 
     def backward(self, z: Floats) -> Floats:
         """To requests per second, never negative, never infinite."""
-        return self.mean * np.expm1(np.clip(z, 0.0, _MOST))
+        return self.mean * np.expm1(np.clip(z, 0.0, 30.0))  # beyond any load, and far below what overflows

@@ -9,14 +9,11 @@ import numpy as np
 
 from fulcrum.api.types import ForecastMethod
 from fulcrum.forecast.backtest import Backtest
-from fulcrum.forecast.model import Floats
+from fulcrum.forecast.model import LEAST_INTERVALS, Floats
 
-_LEAST_SCORES: Final = 16
 _LEAST_GAIN: Final = 0.03
 """Share of the error by which a challenger must beat the method in use: what is less is noise, and every change of the
 method is a jump of the forecast."""
-_CONVINCING: Final = 1.0
-"""Standard errors by which the mean gain on last value must differ from 0 for a method to come into use."""
 
 
 def best_method(
@@ -34,13 +31,13 @@ def best_method(
             continue
         own = backtest.scores(method, column)
         last = backtest.scores(ForecastMethod.LAST_VALUE, column, like=method)
-        if len(own) < _LEAST_SCORES or len(own) != len(last):
+        if len(own) < LEAST_INTERVALS or len(own) != len(last):
             continue
         own_errors, last_errors = np.abs(own.actual - own.forecast), np.abs(last.actual - last.forecast)
         if last_errors.sum() <= 0:
             continue
-        needed = 0.0 if method is in_use else _CONVINCING
-        if _gain_in_standard_errors(last_errors - own_errors, overlap) <= needed:
+        needed = 0.0 if method is in_use else 1.0  # standard errors by which a method must beat the last value
+        if gain_in_standard_errors(last_errors - own_errors, overlap) <= needed:
             continue
         error = float(own_errors.sum() / last_errors.sum()) + (0.0 if method is in_use else _LEAST_GAIN)
         if error < best_error:
@@ -48,7 +45,7 @@ def best_method(
     return best
 
 
-def _gain_in_standard_errors(gain: Floats, overlap: int) -> float:
+def gain_in_standard_errors(gain: Floats, overlap: int) -> float:
     """Mean over its standard error, with Bartlett weights on the autocovariances up to `overlap`."""
     mean = float(gain.mean())
     centred = gain - mean
