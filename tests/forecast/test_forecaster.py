@@ -191,6 +191,22 @@ def test_upper_rate_covers_its_quantile() -> None:
     assert 0.7 < np.mean(covered) < 0.9
 
 
+def test_without_a_quantile_it_is_chosen_by_the_promise() -> None:
+    rate = drifting(300)
+    strict, loose, given = (
+        Forecaster(clock=lambda: 0.0, attainment=attainment, quantile=quantile).update(
+            series_of(rate), horizon_seconds=180
+        )
+        for attainment, quantile in ((0.99, None), (0.8, None), (0.99, 0.7))
+    )
+    assert strict is not None
+    assert loose is not None
+    assert given is not None
+    assert 0.5 <= loose.quantile < strict.quantile < 1
+    assert loose.upper_rate[-1] <= strict.upper_rate[-1]
+    assert given.quantile == 0.7
+
+
 def test_error_is_the_weighted_one_at_the_horizon() -> None:
     # A saw tooth whose last value is wrong by exactly 2 two steps on, at a mean of 2.
     rate = np.tile([1.0, 1.0, 3.0, 3.0], 40)

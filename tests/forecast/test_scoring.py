@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.forecast.histories import Floats
 
 from fulcrum.api.types import ForecastMethod
-from fulcrum.forecast.backtest import Backtest
+from fulcrum.forecast.backtest import Backtest, Scores
 from fulcrum.forecast.band import upper
+from fulcrum.forecast.promise import promised_quantile
 from fulcrum.forecast.scale import LogScale
 from fulcrum.forecast.selection import best_method
 
@@ -111,3 +114,56 @@ def test_the_band_is_never_below_the_forecast() -> None:
     path = np.array([10.0, 10.0])
     above = upper(path, backtest, LAST, quantile=0.9, scale=LogScale(mean=5.0), interval_seconds=60.0)
     assert above.tolist() == pytest.approx([10.0, 10.0])
+
+
+def promised(forecast: Floats, actual: Floats, *, attainment: float = 0.95) -> float:
+    scale = LogScale.of(actual)
+    return promised_quantile(Scores(forecast=forecast, actual=actual), attainment=attainment, scale=scale)
+
+
+def test_a_forecast_that_is_hardly_off_needs_no_more_than_its_median() -> None:
+    assert promised(np.full(200, 100.0), 100 + noise(2)) == 0.5
+
+
+def test_the_further_off_a_forecast_is_the_higher_the_quantile() -> None:
+    off = np.abs(noise(1))
+    quantiles = [promised(np.full(200, 100.0), 100 + size * off) for size in (1, 20, 60, 200)]
+    assert quantiles == sorted(quantiles)
+    assert quantiles[0] == 0.5
+    assert quantiles[-1] > 0.8
+
+
+def test_the_stricter_the_promise_the_higher_the_quantile() -> None:
+    actual = 100 + 20 * np.abs(noise(1))
+    quantiles = [promised(np.full(200, 100.0), actual, attainment=promise) for promise in (0.8, 0.9, 0.95, 0.99)]
+    assert quantiles == sorted(quantiles)
+    assert quantiles[0] < quantiles[-1]
+
+
+@given(seed=st.integers(0, 2**32 - 1), attainment=st.floats(0.5, 0.999), size=st.floats(0, 2))
+def test_at_the_quantile_the_promise_was_kept_and_just_below_it_was_not(
+    seed: int, attainment: float, size: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    forecast = rng.uniform(1, 100, size=50)
+    actual = forecast * np.exp(size * rng.normal(size=50))
+    scale = LogScale(mean=float(actual.mean()))
+    errors = np.sort(scale.forward(actual) - scale.forward(forecast))
+    rank = round(promised(forecast, actual, attainment=attainment) * 51)
+
+    def missed(of: int) -> float:
+        planned = scale.backward(scale.forward(forecast) + max(float(errors[of - 1]), 0.0))
+        return float(np.maximum(actual - planned, 0).sum() / actual.sum())
+
+    assert missed(rank) <= 1 - attainment + 1e-9
+    assert rank <= 26 or missed(rank - 1) > 1 - attainment
+
+
+def test_before_enough_was_seen_it_is_the_promise() -> None:
+    assert promised(np.ones(5), np.ones(5), attainment=0.9) == 0.9
+    assert promised(np.ones(5), np.ones(5), attainment=0.3) == 0.5
+
+
+@pytest.mark.parametrize("rate", [0.0, 5.0])
+def test_a_constant_load_needs_no_quantile(rate: float) -> None:
+    assert promised(np.full(50, rate), np.full(50, rate)) == 0.5

@@ -56,8 +56,12 @@ class Forecast(ApiStruct, frozen=True, kw_only=True):
     ] = "auto"
     seasonality: Annotated[PositiveDuration, Meta(description="Length of one season of the load.")] = "24h"
     quantile: Annotated[
-        float, Meta(gt=0, lt=1, description="Quantile of the forecast that is planned for, between 0 and 1.")
-    ] = 0.9
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(
+            description="Quantile of the forecast that is planned for, between 0 and 1. Default: the lowest at which a "
+            "back-test misses no more requests than slo.attainment leaves, at least 0.5."
+        ),
+    ] = None
 
     rules: ClassVar[Rules] = (
         rule(

@@ -17,6 +17,7 @@ from fulcrum.forecast.holt_winters import fit_holt_winters
 from fulcrum.forecast.intervals import cleaned, new_intervals
 from fulcrum.forecast.lengths import expected_tokens
 from fulcrum.forecast.model import WINDOW_INTERVALS, Budget, Fit, FitError, Floats, Model
+from fulcrum.forecast.promise import promised_quantile
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.scale import LogScale
 from fulcrum.forecast.selection import best_method
@@ -58,15 +59,17 @@ class Forecaster:
         *,
         method: ForecastMethod = ForecastMethod.AUTO,
         season_seconds: float = 86_400.0,
-        quantile: float = 0.9,
+        quantile: float | None = None,
+        attainment: float = 0.95,
         clock: Callable[[], float],
         fit_seconds: float = 0.3,
     ) -> None:
-        """`clock` is any monotonic one in seconds (in a simulation: `lambda: 0.0`, then no fit is ever cut short).
+        """`quantile` of the upper rate; None: the lowest that keeps the promise of `attainment` (`forecast.promise`).
 
+        `clock` is any monotonic one in seconds (in a simulation: `lambda: 0.0`, then no fit is ever cut short).
         `fit_seconds` bounds each fit. Raises ValueError for a season, quantile or bound out of range.
         """
-        if not (season_seconds > 0 and 0 < quantile < 1 and fit_seconds > 0):
+        if not (season_seconds > 0 and (quantile is None or 0 < quantile < 1) and fit_seconds > 0):
             raise ValueError(
                 "season_seconds and fit_seconds must be above 0 and quantile between 0 and 1, got "
                 f"{season_seconds=}, {fit_seconds=}, {quantile=}"
@@ -79,6 +82,7 @@ class Forecaster:
         self._methods = _KEPT[method]
         self._season_seconds = season_seconds
         self._quantile = quantile
+        self._attainment = attainment
         self._clock = clock
         self._fit_seconds = fit_seconds
         self._series: LoadSeries | None = None
@@ -217,26 +221,32 @@ class Forecaster:
             method = next(method for method in self._methods if method in self._models)
         self._in_use = method
         path = np.minimum(self._models[method].path(steps), _MOST_GROWTH * self._highest)
+        scale, quantile = LogScale.of(rate), self._quantile
+        if quantile is None:
+            scores = self._backtest.scores(method, column)
+            quantile = promised_quantile(scores, attainment=self._attainment, scale=scale)
         upper_path = upper(
             path,
             self._backtest,
             method,
-            quantile=self._quantile,
-            scale=LogScale.of(rate),
+            quantile=quantile,
+            scale=scale,
             interval_seconds=series.interval_seconds,
         )
-        isl_tokens = expected_tokens(cleaned(series.isl_tokens), rate, step=steps)
-        osl_tokens = expected_tokens(cleaned(series.osl_tokens), rate, step=steps)
+        isl_tokens, osl_tokens = (
+            expected_tokens(cleaned(tokens), rate, steps=steps, season_intervals=self._season_intervals)
+            for tokens in (series.isl_tokens, series.osl_tokens)
+        )
         error = self._backtest.scores(method, column, like=ForecastMethod.LAST_VALUE).wape
         last_error = self._backtest.scores(ForecastMethod.LAST_VALUE, column, like=method).wape
         return Forecast(
             method=method,
             interval_seconds=series.interval_seconds,
-            quantile=self._quantile,
+            quantile=quantile,
             rate=tuple(path.tolist()),
             upper_rate=tuple(upper_path.tolist()),
-            isl_tokens=None if isl_tokens is None else (isl_tokens,) * steps,
-            osl_tokens=None if osl_tokens is None else (osl_tokens,) * steps,
+            isl_tokens=None if isl_tokens is None else tuple(isl_tokens.tolist()),
+            osl_tokens=None if osl_tokens is None else tuple(osl_tokens.tolist()),
             error=error,
             error_against_last_value=error / last_error if error is not None and last_error else None,
         )

@@ -96,6 +96,7 @@ class Ours(Policy):
             method=balance.forecast.method,
             season_seconds=seconds(balance.forecast.seasonality),
             quantile=balance.forecast.quantile,
+            attainment=spec.slo.attainment,
             clock=lambda: 0.0,
         )
         self._gateways: list[SimulatedGateway] = []
