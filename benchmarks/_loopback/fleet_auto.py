@@ -29,11 +29,12 @@ CORES = 1.0
 MEMORY_BYTES = 2**30
 """Both of the operator and the process that plays, together."""
 PACE = 0.9
-"""Share of the ticks that are due: an event loop that has no more of its core falls behind, and uses no more."""
+"""Share of the looks that are due: an event loop that has no more of its core falls behind, and uses no more."""
 _SAMPLE_SECONDS = 0.5
 _WAIT = "rehearsal_longest_wait_seconds"
+_CALM = "calm_look_seconds"
 _LINE = re.compile(
-    rf"^fulcrum_operator_(\w+_total|\w+_seconds_(?:sum|count)|{_WAIT})(?:\{{([^}}]*)\}})? (\S+)$", re.MULTILINE
+    rf"^fulcrum_operator_(\w+_total|\w+_seconds_(?:sum|count)|{_WAIT}|{_CALM})(?:\{{([^}}]*)\}})? (\S+)$", re.MULTILINE
 )
 
 
@@ -67,8 +68,12 @@ class Row:
     calls_per_second: float = 0.0
     asked: Counter[str] = field(default_factory=Counter)
     """Requests to Pods, by path."""
+    calm_seconds: float = 0.0
+    """What the operator says, at the end: time between two looks at a calm cluster."""
     pace: float = 0.0
-    """Scrapes of gateways as a share of those that are due in that time."""
+    """Scrapes of the clusters that are never troubled, as a share of those that are due at that pace."""
+    troubled_pace: float = 0.0
+    """Scrapes of the troubled ones as a share of those that are due if they are never calm."""
     flips: int = 0
     """Changes of a worker's role that were written."""
     metrics: Counter[str] = field(default_factory=Counter)
@@ -86,7 +91,7 @@ class Row:
         if self.peak_bytes > MEMORY_BYTES:
             yield f"{self.peak_bytes / 2**20:.0f} MiB"
         if self.pace < PACE:
-            yield f"it looks at its clusters {self.pace:.0%} as often as every {TICK_SECONDS:g} s"
+            yield f"it looks at calm clusters {self.pace:.0%} as often as every {self.calm_seconds:.0f} s"
         if self.plan.rehearse and not self.metrics["plays_total"]:
             yield "nothing was played"
 
@@ -202,7 +207,10 @@ async def _measured(row: Row, api: Api, fleet: Fleet, meter: _Meter, url: str) -
     row.calls_per_second = max(0.0, await calls(api) - calls_before - 1) / spent
     after = await _metrics(url)
     row.metrics, row.asked, row.flips = after - before, fleet.asked - asked, fleet.flips - flips
-    row.pace = row.asked["/metrics"] / (row.plan.clusters * GATEWAYS * spent / TICK_SECONDS)
+    row.calm_seconds = after[_CALM]
+    calm = row.plan.clusters - row.plan.troubled
+    row.pace = (row.asked["/metrics"] - row.asked["troubled"]) / max(1.0, calm * GATEWAYS * spent / row.calm_seconds)
+    row.troubled_pace = row.asked["troubled"] / max(1.0, row.plan.troubled * GATEWAYS * spent / TICK_SECONDS)
     row.start_rehearsals = sum(count for name, count in before.items() if name.startswith("rehearsals_total"))
     row.start_wait_seconds, row.wait_seconds = before[_WAIT], after[_WAIT]
 
@@ -228,18 +236,18 @@ def _show_log(log: Path) -> None:
 def show(rows: list[Row]) -> int:
     """Print the table; 0 when every target holds."""
     print(
-        "\n                  cores                                                 rehearsals"
+        "\n                  cores               looked at: calm   troubled                     rehearsals"
         "                                    longest wait s\n"
-        "clusters troubled operator plays   all  pace   MiB peak MiB calls/s answered none unknown failed plays "
-        "requests at start in all flips"
+        "clusters troubled operator plays   all  every s  held  held   MiB peak MiB calls/s answered none unknown "
+        "failed plays requests at start in all flips"
     )
     problems = []
     for row in rows:
         known = [row.metrics[f"rehearsals_total {result}"] for result in ("answered", "none", "unknown", "failed")]
         print(
             f"{row.plan.clusters:8d} {row.plan.troubled:8d} {row.cores:8.2f} {row.play_cores:5.2f} "
-            f"{row.cores + row.play_cores:5.2f} {row.pace:5.0%} {row.memory_bytes / 2**20:5.0f} "
-            f"{row.peak_bytes / 2**20:8.0f} {row.calls_per_second:7.2f} "
+            f"{row.cores + row.play_cores:5.2f} {row.calm_seconds:8.1f} {row.pace:5.0%} {row.troubled_pace:5.0%} "
+            f"{row.memory_bytes / 2**20:5.0f} {row.peak_bytes / 2**20:8.0f} {row.calls_per_second:7.2f} "
             f"{known[0]:8.0f} {known[1]:4.0f} {known[2]:7.0f} {known[3]:6.0f} {row.metrics['plays_total']:5.0f} "
             f"{row.metrics['played_requests_total']:8.0f} {row.start_wait_seconds:8.1f} {row.wait_seconds:6.1f} "
             f"{row.flips:5d}"

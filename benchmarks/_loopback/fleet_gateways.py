@@ -65,7 +65,7 @@ class Fleet:
         self._gateways: dict[str, tuple[_Cluster, int]] = {}
         """By address: its cluster, and which of the gateways it is."""
         self.asked: Counter[str] = Counter()
-        """Requests so far, by path."""
+        """Requests so far, by path; those of troubled clusters' metrics once more as `troubled`."""
         self.flips = 0
 
     def pod_changed(self, old: Json | None, new: Json | None) -> None:
@@ -110,6 +110,7 @@ class Fleet:
         cluster, number = self._gateways[address]
         seconds = time.monotonic() - self._began
         if path == "/metrics":
+            self.asked["troubled"] += cluster.counted is not self._steady
             return _answer(METRICS_TYPE, cluster.counted.page(seconds))
         if path == PATH:
             recording = cluster.counted.recording

@@ -434,6 +434,28 @@ def test_a_quiet_turn_is_looked_at_again_in_seconds_and_says_the_same() -> None:
     assert world.plan().status == first.status  # noise is no news
 
 
+def test_a_cluster_is_calm_where_nothing_moves_and_few_are_late() -> None:
+    world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
+    served = world.measurements
+    assert served.traffic is not None
+
+    def with_traffic(**changes: Any) -> Measurements:
+        return replace(served, traffic=replace(served.traffic, **changes))
+
+    assert not world.plan().calm, "how many were late is not known"
+    world.measurements = with_traffic(attainment=0.99, rejected=0.0)
+    assert world.plan().calm
+    world.measurements = with_traffic(rate=0.0, isl_tokens=None, osl_tokens=None, attainment=None)
+    assert world.plan().calm, "nobody asks"
+    world.measurements = with_traffic(attainment=0.95, rejected=0.0)
+    assert not world.plan().calm, "many are late"
+    world.measurements = Measurements(unknown="nobody answers")
+    assert not world.plan().calm
+    world.measurements = with_traffic(attainment=0.99, rejected=0.0)
+    world.crash(next(iter(world.workers)))
+    assert not world.plan().calm, "a worker is gone"
+
+
 ONLY_P, ONLY_D, ONLY_M = ("prefill",), ("decode",), ("mixed",)
 
 

@@ -198,6 +198,55 @@ async def test_nothing_is_known_at_first_and_an_outage_is_bridged_for_a_while() 
     assert world.watch.measurements().traffic == IDLE
 
 
+async def test_a_calm_cluster_is_looked_at_rarely_and_what_is_known_stands_as_long() -> None:
+    world = World()
+    world.reports = {"c-p-0": report(3)}
+    await world.tick()
+    world.watch.look_every(30.0)
+    world.seconds += 40.0
+    assert world.watch.measurements().traffic == BUSY
+    assert world.watch.loads()["c-p-0"].running == 3
+    # As soon as it is looked at closely again, what was read at the slow pace stands until the first close look.
+    world.watch.look_every(2.0)
+    assert world.watch.measurements().traffic == BUSY
+    await world.tick()
+    world.seconds += 40.0
+    assert world.watch.measurements().traffic is None
+    assert world.watch.loads() == {}
+
+
+async def test_a_calm_cluster_gets_a_tick_after_each_look_and_a_look_at_once_when_it_is_no_longer_calm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_watch, "TICK_SECONDS", 0.01)
+    world = World()
+    world.watch.look_every(0.011)
+    woken = world.woken
+    task = asyncio.create_task(world.watch.run())
+
+    async def looked() -> bool:
+        return world.woken >= woken + 2
+
+    await eventually(looked)
+    world.watch.look_every(3600.0)
+    woken = world.woken
+
+    async def waits() -> bool:
+        return world.woken > woken
+
+    await eventually(waits)
+    asked = world.asked_loads
+    world.seconds += 10.0
+    world.watch.look_every(0.01)
+
+    async def asked_again() -> bool:
+        return world.asked_loads > asked
+
+    await eventually(asked_again)
+    task.cancel()
+    await asyncio.wait({task})
+
+
 @pytest.mark.parametrize("mode", ["Auto", "Manual"])
 async def test_a_pair_that_fails_asks_for_a_turn_at_once_and_so_does_its_cure(mode: str) -> None:
     world = World(mode)

@@ -20,7 +20,7 @@ from fulcrum.balance.inputs import Inputs, gather
 from fulcrum.balance.kv_routes import kv_routes
 from fulcrum.balance.last_applied import last_layout
 from fulcrum.balance.measurements import learnt_transfers
-from fulcrum.balance.roles import RoleChanges, dwelled, repairs, role_changes
+from fulcrum.balance.roles import RoleChanges, dwelled, is_well, repairs, role_changes
 from fulcrum.balance.size import Sizing, size
 from fulcrum.balance.snapshot import Snapshot, live, served_roles
 from fulcrum.balance.split import Move
@@ -98,6 +98,7 @@ def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assi
         attainment=expected.attainment(result, load) if known else None,
         reason=reason,
         over_capacity=sized.over_capacity,
+        calm=reason is None and not sized.over_capacity and changes.wanted is None and is_well(inputs),
         unreachable=inputs.model.slo != inputs.promise,
         routes=kv_routes(result, inputs.model, load, inputs.status.routes or ()) if known else None,
         explanation=explain(inputs, sized, changes) if known and said else None,

@@ -33,6 +33,8 @@ class Trace:
     unknown: str | None = None
     """Why nothing can be decided."""
     over_capacity: bool = False
+    calm: bool = False
+    """Nothing changes, and so few requests miss the promise that nothing is looked for."""
     unreachable: bool = False
     """Not even an idle worker keeps the SLO; the plan is made for the nearest that one does."""
     failure: Exception | None = field(default=None, compare=False)

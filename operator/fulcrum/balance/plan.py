@@ -39,6 +39,8 @@ class BalancePlan:
     status: InferenceClusterStatus
     events: tuple[PlanEvent, ...]
     requeue_after_seconds: float
+    calm: bool = False
+    """Nothing moves, nothing is wrong and nothing is looked for: it may be looked at less often."""
     least_available: int = 0
     """Ready workers that evictions must leave: all but one of the workers that can serve."""
     target: Mapping[Role, int] = field(default_factory=dict)
@@ -84,6 +86,7 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
         status=status,
         events=events_of(snapshot.status, status),
         requeue_after_seconds=_requeue_seconds(snapshot, actions, status, now),
+        calm=decision.trace.calm and decision.sleep is None and not _moves(snapshot, actions, status),
         least_available=least_available,
         target=(decision.proposal or decision).assignment.counts,
         trace=decision.trace,
@@ -142,11 +145,16 @@ def _requeue_seconds(
         waited_seconds = (now - waited).total_seconds()
         return min(max(TUNING.tick_seconds, waited_seconds / 10), TUNING.resync_seconds)
     decides = snapshot.spec.balance.mode is not BalanceMode.MANUAL
-    faulty = any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
-    moves = any(w.stale or w.deleting or not w.ready or not w.role_acknowledged for w in snapshot.workers)
-    if decides or faulty or moves or acts:
-        return TUNING.tick_seconds
-    return TUNING.resync_seconds
+    return TUNING.tick_seconds if decides or _moves(snapshot, actions, status) else TUNING.resync_seconds
+
+
+def _moves(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus) -> bool:
+    """Report whether something is on its way, or may soon be done about a fault."""
+    return (
+        any(changes_cluster(action) for action in actions)
+        or any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
+        or any(w.stale or w.deleting or not w.ready or not w.role_acknowledged for w in snapshot.workers)
+    )
 
 
 def _sleeps(worker: ObservedWorker) -> bool:

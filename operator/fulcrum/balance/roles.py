@@ -98,7 +98,7 @@ def _by_rehearsal(
         return replace(changes, moves=single)
     changing = {worker.name for worker in kept.serving if worker.pool in flexible}
     settled = changing <= changes.movable and not coming and current.complete and len(changing) > 1
-    if not settled or _is_well(inputs):
+    if not settled or is_well(inputs):
         return changes
     began = [at for worker in kept.serving for at in (worker.role_since, worker.ready_since) if at is not None]
     stands_since = max(began, default=None)
@@ -112,11 +112,11 @@ def _state_key(inputs: Inputs, workers: Iterable[ObservedWorker], changes: objec
     return sha256(repr((state, inputs.promise, inputs.spec.admission, changes)).encode()).hexdigest()[:16]
 
 
-def _is_well(inputs: Inputs) -> bool:
+def is_well(inputs: Inputs) -> bool:
     """Report whether so few miss the promise, those turned away included, that there is nothing to look for."""
     traffic = inputs.measurements.traffic
     if traffic is None or traffic.attainment is None:
-        return False
+        return traffic is not None and traffic.rate == 0
     return few_miss(1 - traffic.attainment, inputs.spec.slo.attainment)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import product
@@ -11,6 +11,7 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.balance.assign import layout_of
 from fulcrum.balance.best_split import splits
 from fulcrum.balance.cheapest import Size, cheapest, cheapest_as_is
 from fulcrum.balance.inputs import Inputs
@@ -78,10 +79,19 @@ def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
         known=known,
     )
     pools = bounds.within(shrink=False)
-    usual = splits(pools, {pool.name: pool.low for pool in pools}, model, load.current)
-    present = _needed(pools, model, load.lower, usual)
-    over = not present.enough or (_said_over(inputs.status) and not _needed(pools, model, load.current, usual).enough)
-    ahead = _needed(pools, model, load.forecast, usual)
+    lows = {pool.name: pool.low for pool in pools}
+    stands = layout_of(worker for worker in workers if worker.serving)
+    if not stands.pools <= lows.keys() or any(sum(stands.in_pool(name).values()) != low for name, low in lows.items()):
+        stands = Layout()  # workers come, go or drain
+
+    def usual() -> tuple[Layout, ...]:
+        return splits(pools, lows, model, load.current)
+
+    present = _needed(pools, model, load.lower, stands, usual)
+    over = not present.enough or (
+        _said_over(inputs.status) and not _needed(pools, model, load.current, stands, usual).enough
+    )
+    ahead = _needed(pools, model, load.forecast, stands, usual)
     largest = max((present, ahead), key=lambda found: found.cost)
     if largest.cost:
         reason = Reason.LOAD_FORECAST if largest is ahead else Reason.LOAD_SHIFTED
@@ -96,7 +106,9 @@ def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
     # Whatever the model says: workers are not given back while requests are late, or right after some were asked for.
     if load.trailing_maximum is None or over or not load.promise_kept or _just_asked(inputs):
         return kept
-    enough, best = _bounds(model, usual[:1], load.trailing_maximum)
+    if all(applied[pool.name] <= pool.workers.min for pool in inputs.spec.pools):
+        return kept
+    enough, best = _bounds(model, usual()[:1], load.trailing_maximum)
     spared = enough + TUNING.spared_misses * (best - enough)
     divided = any(worker.role in (Role.PREFILL, Role.DECODE) for worker in workers if worker.serving)
     smaller = _shrunk(bounds, model, load.trailing_maximum, divided=divided, attainment=spared)
@@ -105,17 +117,29 @@ def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
     return smaller
 
 
-def _needed(pools: list[PoolBounds], model: PerformanceModel, load: Load, usual: tuple[Layout, ...]) -> Size:
-    """Return the cheapest size with all that stands; most often that is enough, and then nothing is searched for."""
+def _needed(
+    pools: list[PoolBounds],
+    model: PerformanceModel,
+    load: Load,
+    stands: Layout,
+    usual: Callable[[], tuple[Layout, ...]],
+) -> Size:
+    """Return the cheapest size with all that there is; most often what stands is enough, and nothing is searched for.
+
+    `usual`: the best that these workers could be, which is searched for only where what stands is not enough.
+    """
+    if stands.complete and (load.rate <= 0 or model.attainment(stands, load) >= model.slo.attainment):
+        return Size(layout=stands, cost=0.0, enough=True)
     smallest = _smallest(pools)
     if model.admits:
         smallest.append(_everything(pools))
     enough, _ = _bounds(model, smallest, load)
-    for layout in usual:
-        if load.rate <= 0 or model.attainment(layout, load) >= enough:
+    layouts = usual()
+    for layout in (stands, *layouts):
+        if layout.complete and (load.rate <= 0 or model.attainment(layout, load) >= enough):
             return Size(layout=layout, cost=0.0, enough=True)
-    if usual and all(pool.high == pool.low for pool in pools):
-        return Size(layout=usual[0], cost=0.0, enough=False)
+    if layouts and all(pool.high == pool.low for pool in pools):
+        return Size(layout=layouts[0], cost=0.0, enough=False)
     return cheapest(pools, model, load, attainment=enough)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import random
@@ -81,6 +82,11 @@ class ClusterWatch:
         self._clock = clock
         self._unix_time = unix_time
         self._started_at = self._woke_at = clock()
+        self._every_seconds = TICK_SECONDS
+        """Between two looks, where load is decided by."""
+        self._slack_seconds = 0.0
+        """By how much what is known may be older than at the usual pace: that of the last look, or of the next one."""
+        self._hurry = asyncio.Event()
         self._traffic: tuple[float, Traffic] | None = None
         self._asked_at = float("-inf")
         self._unknown: str | None = None
@@ -108,6 +114,13 @@ class ClusterWatch:
         self.cluster = cluster
         self._starts.observe(cluster.workers)
 
+    def look_every(self, every_seconds: float) -> None:
+        """Change the pace; one that becomes the usual one again is looked at right now."""
+        if every_seconds <= TICK_SECONDS < self._every_seconds:
+            self._hurry.set()
+        self._every_seconds = every_seconds
+        self._slack_seconds = max(self._slack_seconds, every_seconds - TICK_SECONDS)
+
     # What a tick reads; nothing here waits.
 
     @property
@@ -122,7 +135,8 @@ class ClusterWatch:
         """Return what is known now; parts that are too old are unknown."""
         now, spec = self._clock(), self.cluster.spec
         traffic = None
-        if self._traffic is not None and now - self._traffic[0] <= FRESH_SECONDS + pace_of(spec).every_seconds:
+        fresh_seconds = FRESH_SECONDS + pace_of(spec).every_seconds + self._slack_seconds
+        if self._traffic is not None and now - self._traffic[0] <= fresh_seconds:
             traffic = self._traffic[1]
         known = Measurements(
             traffic=traffic,
@@ -161,7 +175,7 @@ class ClusterWatch:
             for worker in self.cluster.workers
             if worker.role is not Role.DRAINING
             and (found := self._loads.get(worker.uid)) is not None
-            and now - found[0] <= LOAD_FRESH_SECONDS
+            and now - found[0] <= LOAD_FRESH_SECONDS + 3 * self._slack_seconds
         }
 
     def shown(self) -> tuple[Traffic | None, dict[str, LoadReport]]:
@@ -169,7 +183,8 @@ class ClusterWatch:
         return self.measurements().traffic, {worker.name: load for worker, load in self._shown_loads()}
 
     def _shown_loads(self) -> Iterator[tuple[ObservedWorker, LoadReport]]:
-        now, fresh = self._clock(), LOAD_FRESH_SECONDS + (0.0 if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS)
+        late_seconds = 3 * self._slack_seconds if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS
+        now, fresh = self._clock(), LOAD_FRESH_SECONDS + late_seconds
         for worker in self.cluster.workers:
             found = self._loads.get(worker.uid)
             if found is not None and now - found[0] <= fresh:
@@ -190,13 +205,19 @@ class ClusterWatch:
         try:
             while True:
                 began = self._clock()
+                self._hurry.clear()
                 try:
                     await self._tick()
                 except Exception:
                     # A defect here must not stop what is known from becoming old, nor take the operator along.
                     logger.exception("watch_failed namespace=%s cluster=%s", self.cluster.namespace, self.cluster.name)
-                every = TICK_SECONDS if decides(self.cluster.spec) else pace_of(self.cluster.spec).every_seconds
-                await asyncio.sleep(max(0.1, share * every - (self._clock() - began)))
+                decided = decides(self.cluster.spec)
+                every = self._every_seconds if decided else pace_of(self.cluster.spec).every_seconds
+                if decided and every > TICK_SECONDS:
+                    self._wake()  # nothing else makes the cluster due
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.1, share * every - (self._clock() - began))):
+                        await self._hurry.wait()
                 share = 1.0
         finally:
             self._forecast.cancel()
@@ -214,6 +235,7 @@ class ClusterWatch:
             self._read_callers(cluster),
             self._read_batches(cluster),
         )
+        self._slack_seconds = self._every_seconds - TICK_SECONDS
         if decides(cluster.spec):
             self._forecast.begin(cluster, source, start_seconds=self._start_seconds)
         self._begin_comparison(cluster)
@@ -251,7 +273,8 @@ class ClusterWatch:
         try:
             async with asyncio.timeout(SOURCE_SECONDS):
                 if source is self._sources.scrape:
-                    await self._sources.scrape.scrape(cluster.ref, cluster.gateways, now)
+                    every_seconds = self._every_seconds if decides(cluster.spec) else pace.every_seconds
+                    await self._sources.scrape.scrape(cluster.ref, cluster.gateways, now, every_seconds=every_seconds)
                 answer = await source.traffic(cluster.ref, window_seconds=pace.window_seconds, now=now)
         except TimeoutError:
             answer = Unknown(f"The source of metrics did not answer within {SOURCE_SECONDS:g} s.")

@@ -42,6 +42,11 @@ class Metrics:
             registry=self._registry,
         )
         self._clusters = Gauge("fulcrum_operator_clusters", "InferenceClusters under control.", registry=self._registry)
+        self._calm_look = Gauge(
+            "fulcrum_operator_calm_look_seconds",
+            "Time between two looks at the load of a cluster in which nothing changes and few requests are late.",
+            registry=self._registry,
+        )
         self._leader = Gauge(
             "fulcrum_operator_leader", "1 while this process acts, 0 while another may.", registry=self._registry
         )
@@ -121,6 +126,10 @@ class Metrics:
     def clusters(self, count: int) -> None:
         """Say how many clusters are known."""
         self._clusters.set(count)
+
+    def calm_look(self, seconds: float) -> None:
+        """Say how often calm clusters are looked at."""
+        self._calm_look.set(seconds)
 
     def leads(self, *, leads: bool) -> None:
         """Say whether this process acts."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from fulcrum.api.durations import seconds
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import SHORT_NAME, Role
 from fulcrum.api.objects import load_inference_cluster
@@ -35,6 +36,7 @@ from fulcrum.controller.agent_adapters import AgentAdapters, adapter_events
 from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
+from fulcrum.controller.calm_pace import CalmPace
 from fulcrum.controller.child_sync import NameTakenError
 from fulcrum.controller.children import Manifest, Owner, refused_templates
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
@@ -62,6 +64,7 @@ from fulcrum.controller.preloads import POLL_SECONDS, Preloads, held_up
 from fulcrum.controller.profiles import PoolProfiles, Profiles
 from fulcrum.controller.rehearsals import Rehearsals, asked_of
 from fulcrum.controller.reporting import Reporter, news_of_failures
+from fulcrum.controller.sources import TICK_SECONDS
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
 from fulcrum.controller.tick_children import TickChildren
 from fulcrum.controller.watched_cluster import WatchedCluster
@@ -113,6 +116,7 @@ class Reconciler:
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
         self._adapters = AgentAdapters(agents)
+        self._calm_pace = CalmPace()
 
     def serves(self, key: ClusterKey) -> bool:
         """Whether workers of a cluster were ready when it was last looked at."""
@@ -129,6 +133,7 @@ class Reconciler:
         finally:
             self._metrics.reconcile(result, time.monotonic() - began)
             self._metrics.clusters(len(self._memories))
+            self._metrics.calm_look(self._calm_pace.seconds)
         return after_seconds
 
     async def _reconcile(self, key: ClusterKey) -> float | None:
@@ -373,6 +378,14 @@ class Reconciler:
         if outcome.taken_names:
             return 0.0
         after_seconds = tick.plan.requeue_after_seconds
+        interval_seconds = seconds(tick.cluster.spec.balance.forecast.interval)
+        every_seconds = (
+            max(TICK_SECONDS, min(self._calm_pace.seconds, interval_seconds)) if tick.plan.calm else TICK_SECONDS
+        )
+        self._watches.look_every(key, every_seconds)
+        if every_seconds > TICK_SECONDS:
+            # The next look at its load is followed by a tick; this is for one that does not come.
+            after_seconds = max(after_seconds, 2 * every_seconds)
         return after_seconds if again_seconds is None else min(after_seconds, again_seconds)
 
 

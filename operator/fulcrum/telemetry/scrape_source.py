@@ -58,6 +58,10 @@ class _Cluster:
     scraped_at: float | None = None
     problem: str | None = None
     """Why the last tick was not complete."""
+    every_seconds: float = 0.0
+    """Until the next scrape."""
+    grace_seconds: float = 0.0
+    """How old a page or a tick may be."""
 
 
 class ScrapeSource:
@@ -98,14 +102,19 @@ class ScrapeSource:
             await self._session.close()
             self._session = None
 
-    async def scrape(self, cluster: ClusterRef, gateways: Mapping[str, str], now: float) -> None:
+    async def scrape(
+        self, cluster: ClusterRef, gateways: Mapping[str, str], now: float, *, every_seconds: float = 0.0
+    ) -> None:
         """Read the counters of all gateways (Pod name -> address) of a cluster; call it each tick.
 
-        Hand in the ready ones: one that does not answer makes the tick unknown. `now` is Unix time.
+        Hand in the ready ones: one that does not answer makes the tick unknown. `now` is Unix time. `every_seconds`:
+        until the next one; one that is lost is bridged.
         """
         known = self._clusters.setdefault(cluster.key, _Cluster())
         if known.scraped_at is not None and now <= known.scraped_at:
             return
+        known.grace_seconds = max(self._grace_seconds, 2.5 * max(every_seconds, known.every_seconds))
+        known.every_seconds = every_seconds
         pages = await asyncio.gather(*(self._page(cluster, name, address) for name, address in gateways.items()))
         self._take(known, dict(zip(gateways, pages, strict=True)), now)
 
@@ -119,7 +128,7 @@ class ScrapeSource:
             if isinstance(page, Page):
                 known.pending = add((known.pending, self._counted(known, name, page, previous, now)))
                 known.pages[name] = (now, page)
-        known.pages = {name: kept for name, kept in known.pages.items() if now - kept[0] <= self._grace_seconds}
+        known.pages = {name: kept for name, kept in known.pages.items() if now - kept[0] <= known.grace_seconds}
         problems = [f"{name} ({page})" for name, page in pages.items() if isinstance(page, str)]
         if problems or not pages:
             known.problem = "; ".join(problems) or "no gateway is ready"
@@ -127,16 +136,16 @@ class ScrapeSource:
         known.problem = None
         begin, known.complete_at = known.complete_at, now
         counts, known.pending = known.pending, {}
-        if begin is not None and now - begin <= self._grace_seconds:
+        if begin is not None and now - begin <= known.grace_seconds:
             known.history.put(Slice(start_seconds=begin, end_seconds=now, counts=counts))
 
     def _counted(self, known: _Cluster, name: str, page: Page, previous: float | None, now: float) -> Counts:
         """What a gateway has counted since its last scrape, or since it started when that is later."""
         before = known.pages.get(name)
-        if before is not None and now - before[0] <= self._grace_seconds:
+        if before is not None and now - before[0] <= known.grace_seconds:
             return increase(before[1], page)
         # It was not handed in before it was ready, and clocks differ a little.
-        is_new = previous is not None and page.started_seconds >= previous - self._grace_seconds
+        is_new = previous is not None and page.started_seconds >= previous - known.grace_seconds
         return page.counts if is_new else {}
 
     async def _page(self, cluster: ClusterRef, name: str, address: str) -> Page | str:
@@ -186,7 +195,7 @@ class ScrapeSource:
         known = self._clusters.get(cluster.key)
         if known is None or known.scraped_at is None:
             return self._unknown(cluster, "it has not been scraped yet")
-        if known.complete_at is None or now - known.complete_at > self._grace_seconds:
+        if known.complete_at is None or now - known.complete_at > known.grace_seconds:
             return self._unknown(cluster, known.problem or f"the last scrape was {now - known.scraped_at:.0f} s ago")
         counts, covered_seconds = known.history.recent(window_seconds=window_seconds, now=now)
         if covered_seconds <= 0 or covered_seconds < _KNOWN_SHARE * window_seconds:

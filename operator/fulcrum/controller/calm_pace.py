@@ -1,0 +1,41 @@
+"""How often calm clusters are looked at: as often as all others, while there is processor time for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fulcrum.controller.sources import TICK_SECONDS
+from fulcrum.load.tuning import TUNING
+
+SHARE: Final = 0.6
+"""Of a core, which this process uses before it looks at calm clusters less often; the rest is for those in trouble."""
+LONGEST_SECONDS: Final = TUNING.window_seconds
+"""What is read then covers every request once."""
+MEASURED_SECONDS: Final = 10.0
+"""Over which the use of the processor is measured."""
+
+
+class CalmPace:
+    """Follows the processor time of this process. A fleet that is small enough is never looked at less often."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_seconds: Callable[[], float] = time.process_time
+    ) -> None:
+        self._clock = clock
+        self._cpu_seconds = cpu_seconds
+        self._at, self._used_seconds = clock(), cpu_seconds()
+        self._seconds = TICK_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Seconds between two looks at a calm cluster."""
+        now = self._clock()
+        if now - self._at >= MEASURED_SECONDS:
+            used_seconds = self._cpu_seconds()
+            # What is used goes with the number of looks.
+            wanted = self._seconds * (used_seconds - self._used_seconds) / (now - self._at) / SHARE
+            self._seconds = min(max(wanted, self._seconds / 2, TICK_SECONDS), 2 * self._seconds, LONGEST_SECONDS)
+            self._at, self._used_seconds = now, used_seconds
+        return self._seconds
