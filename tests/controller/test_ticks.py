@@ -111,7 +111,7 @@ async def worker_roles(cluster: Cluster) -> dict[str, str]:
 
 
 def balance(mode: str) -> dict[str, Any]:
-    return {"mode": mode, "forecast": {"interval": "5s", "seasonality": "1h"}}
+    return {"mode": mode, "rehearse": "Off", "forecast": {"interval": "5s", "seasonality": "1h"}}
 
 
 @pytest.mark.timeout(300)

@@ -80,7 +80,7 @@ async def reconciling(cluster: Cluster) -> AsyncIterator[tuple[Reconciler, Known
 async def test_a_tick_makes_the_calls_of_the_page_and_hands_the_snapshot_to_few_files(cluster: Cluster) -> None:
     await cluster.apply(
         workers=4,
-        balance={"mode": "Auto", "flip": {"minDwell": "0s"}},
+        balance={"mode": "Auto", "rehearse": "Off", "flip": {"minDwell": "0s"}},
         slo={"ttft": "500ms", "tpot": "25ms", "attainment": 0.95},
     )
     key = (cluster.namespace, cluster.name)

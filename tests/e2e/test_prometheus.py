@@ -46,16 +46,24 @@ async def test_decisions_follow_prometheus(auto: Cluster, tmp_path: Path) -> Non
     targets = [f"{pod['status']['podIP']}:8082" for pod in auto.pods("gateway")]
     async with prometheus_server(tmp_path, *targets, scrape_interval="1s") as prometheus:
         await _follow(auto, prometheus)
-    auto.kubectl("patch", "ic", auto.name, "--type", "merge", "-p", '{"spec":{"metrics":{"prometheus":null}}}')
+    auto.kubectl(
+        "patch",
+        "ic",
+        auto.name,
+        "--type",
+        "merge",
+        "-p",
+        '{"spec":{"metrics":{"prometheus":null},"balance":{"rehearse":null}}}',
+    )
 
 
 async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
     until = partial(asyncio.to_thread, wait_until)
     auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": 3, "decode": 1}}})
     await until("3P:1D", partial(at_least, auto, "prefill", 3), seconds=120)
-    auto.patch(
-        {"balance": {"mode": "Auto", "ratio": None}, "metrics": {"prometheus": {"url": prometheus.url}}},
-    )
+    # Gateways tell what a rehearsal plays, and so without one.
+    balance = {"mode": "Auto", "ratio": None, "rehearse": "Off"}
+    auto.patch({"balance": balance, "metrics": {"prometheus": {"url": prometheus.url}}})
     with Pressure(auto, ANSWERS):
         await until("flips by what Prometheus says", partial(at_least, auto, "decode", 3), seconds=DECIDED_SECONDS)
     await prometheus.stop()

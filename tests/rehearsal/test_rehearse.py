@@ -92,9 +92,12 @@ def test_a_layout_that_serves_less_than_its_plays_say_is_left() -> None:
     seen = in_ten(seen_under(split(4, 3), 1.2, 2000, 20))
     answer = ask(seen, split(4, 3))
     assert answer is not None
-    assert answer.compared[0].inside > 0.97, "it looks well in plays"
     offset = answer.offsets[split(4, 3)]
     assert offset.share == pytest.approx(-0.9, abs=0.05)
+    assert answer.compared[0].inside - offset.share > 0.97, "it looks well in plays"
+    assert answer.compared[0].inside < 0.15, "what is told is what came"
+    # Read from top to bottom each layout serves more than the one before, whatever the plays said.
+    assert [each.inside for each in answer.compared] == sorted(each.inside for each in answer.compared)
     assert 0.0 < offset.error < 0.3
     assert answer.chosen != split(4, 3)
 
@@ -139,4 +142,5 @@ def test_the_slo_is_what_plays_are_judged_by() -> None:
     answer = rehearse(Question(stage=stage, seen=seen, since=0.0, now=NOW, flexible=["p"]))
     assert answer is not None
     assert answer.chosen == split(1, 7)
-    assert answer.compared[0].inside == 0.0
+    # What came was judged by another promise, which the offset tells.
+    assert answer.compared[0].inside == pytest.approx(answer.offsets[split(1, 7)].share)

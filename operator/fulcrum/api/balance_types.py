@@ -193,13 +193,14 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
     forecast: Annotated[Forecast, Meta(description="How load is forecast, for Auto and Observe.")] = Forecast()
     flip: Annotated[Flip, Meta(description="How workers change role.")] = Flip()
     rehearse: Annotated[
-        RehearsePolicy,
+        RehearsePolicy | None,
         Meta(
             description='"On" (in quotes: YAML takes a bare On for true): roles change when the last minutes of '
             "requests, played by the operator under another layout, are served better by it beyond chance; that needs "
-            'gateway.record. "Off": when a model of the workers expects it. For Auto and Observe.'
+            'gateway.record. "Off": when a model of the workers expects it. For Auto and Observe. Default: "On" where '
+            "gateways record."
         ),
-    ] = RehearsePolicy.OFF
+    ] = None
     scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()
     recommend: Annotated[
         Recommend,

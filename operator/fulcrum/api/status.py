@@ -264,7 +264,7 @@ class RehearsalStatus(ApiStruct, frozen=True, kw_only=True):
         float | None,
         Meta(
             description="By which share what stood served more of the last requests (below 0: less) than a play of "
-            "them says; the gain includes it. Absent where that may be chance."
+            "them says; shares and gain include it. Absent where that may be chance."
         ),
     ] = None
 
@@ -469,7 +469,7 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         None
     )
     rehearsal: Annotated[
-        RehearsalStatus | None, Meta(description="The last rehearsal, with balance.rehearse; absent before.")
+        RehearsalStatus | None, Meta(description="The last rehearsal; absent before the first, and with balance.rehearse Off.")
     ] = None
     recommendation: Annotated[
         Recommendation | None,

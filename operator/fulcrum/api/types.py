@@ -262,9 +262,9 @@ class InferenceClusterSpec(ApiStruct, frozen=True, kw_only=True):
             "pools[].admits.classes: names a class that is not in admission.classes",
         ),
         rule(
-            "self.balance.rehearse != 'On' || self.gateway.record == 'On'",
+            "!has(self.balance.rehearse) || self.balance.rehearse != 'On' || self.gateway.record == 'On'",
             'balance.rehearse: plays what gateways remember, and gateway.record is Off; set gateway.record: "On", or '
-            'balance.rehearse: "Off"',
+            "remove balance.rehearse",
         ),
         rule(
             "!has(self.balance.idleAfter) || self.pools.all(p, p.workers.min == 0)",

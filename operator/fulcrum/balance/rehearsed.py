@@ -34,7 +34,7 @@ class PlayedLayout:
 
     layout: Layout
     inside: float
-    """Share of the requests inside the promise."""
+    """Share of the requests inside the promise, with how far a play of it was off (`Rehearsed.off`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,5 +199,5 @@ class Rehearsals:
 
 def rehearses(spec: InferenceClusterSpec) -> bool:
     """Report whether roles change by rehearsals."""
-    wanted = spec.balance.rehearse is RehearsePolicy.ON and spec.gateway.record is RecordPolicy.ON
+    wanted = spec.balance.rehearse is not RehearsePolicy.OFF and spec.gateway.record is RecordPolicy.ON
     return wanted and spec.balance.mode in (BalanceMode.AUTO, BalanceMode.OBSERVE)

@@ -103,7 +103,7 @@ def rehearse(question: Question) -> Answer | None:
     if not (total and len(second.seen_seconds)):
         return None
     stands = plays.stands(first)
-    best, inside, compared = stage.standing, stands, [PlayedLayout(layout=stage.standing, inside=float(stands.mean()))]
+    best, inside, compared = stage.standing, stands, [plays.expected(stage.standing, stands)]
     prompts = stretch.load.prompt_tokens.astype(np.float64)
     speeds, tpot_seconds = known_speeds(stage.cluster), stage.slo.tpot_seconds
     for layout in candidates(
@@ -125,7 +125,7 @@ def rehearse(question: Question) -> Answer | None:
         found = plays.play(first, layout, spare=total - least)
         if found is not None and found.sum() > least:
             best, inside = layout, found
-            compared.append(PlayedLayout(layout=layout, inside=float(found.mean())))
+            compared.append(plays.expected(layout, found))
     verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
     return Answer(
         chosen=best if verdict.wins else stage.standing,
@@ -211,6 +211,11 @@ class _Plays:
         self.count += 1
         self.requests += len(played.load)
         return play(self._stage, played, layout, spare=spare)
+
+    def expected(self, layout: Layout, inside: Bools) -> PlayedLayout:
+        """Return what the play of a layout says, less how far it is off."""
+        share = float(inside.mean()) + self.offsets.get(layout, _NONE).share
+        return PlayedLayout(layout=layout, inside=min(max(share, 0.0), 1.0))
 
     def off(self, one: Layout, other: Layout) -> float:
         """Share of requests by which `one` does better, beside `other`, than its plays say."""
