@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.capacity.accelerators import accelerator
+from fulcrum.capacity.accelerators import COLLATED_TOKENS, accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.kv import (
     BLOCK_TOKENS,
-    COLLATED_TOKENS,
     Link,
     kv_bytes_per_token,
     kv_capacity_tokens,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.capacity import test_model
 
 from fulcrum.api.attention import AttentionKind
-from fulcrum.capacity.config_fields import ModelConfigError, relevant
+from fulcrum.capacity.config_fields import MOST_BYTES, ModelConfigError, relevant
 from fulcrum.capacity.hf_config import parse_model_config
-from fulcrum.capacity.model_facts import MOST_BYTES, ModelFacts, facts_of_name, parse_facts
+from fulcrum.capacity.model_facts import ModelFacts, facts_of_name, parse_facts
 from fulcrum.capacity.model_kinds import kind_of_config
 
 LLAMA = test_model.LLAMA_8B

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulcrum.api.worker import DecodePoint, SpeedCoefficients
+from fulcrum.capacity.config_fields import MOST_BYTES
 from fulcrum.capacity.profile import (
-    MOST_BYTES,
     ProfileError,
     distserve_speed,
     parse_profile,

@@ -11,6 +11,27 @@ _TERA: Final = 1e12
 _GIGA: Final = 1e9
 _MEBI: Final = 2**20
 
+LINK_EFFICIENCY: Final = 0.7
+"""Share of a link's rate that large RDMA reads reach. A guess."""
+TCP_BYTES_PER_SECOND: Final = 0.5e9
+"""What NIXL moves for one GPU over TCP, before any transfer was seen. A guess: one connection of UCX, and a copy of
+each block through host memory at both ends."""
+COLLATED_TOKENS: Final = 128
+"""Tokens that one transfer descriptor should cover (AI Systems Performance Engineering, ch. 18)."""
+DESCRIPTOR_SECONDS: Final = (0.020 - 0.008) / (7500 / 16 - 7500 / COLLATED_TOKENS)
+"""Cost of one descriptor: the book's 7,500 tokens take 20 ms in blocks of 16 and 8 ms in blocks of 128."""
+TRANSFER_BASE_SECONDS: Final = 2e-3
+"""Handing over one request: answer of the prefill leg, block look-up, notification. A guess; the first handshake of a
+pair of engines is extra."""
+RUNTIME_BYTES: Final = int(0.75 * 2**30)
+"""CUDA context, kernels and allocator slack of one GPU."""
+COLLECTIVE_BYTES: Final = int(0.75 * 2**30)
+"""NCCL buffers of one GPU of a group, and CUDA graphs."""
+CPU_KV_BYTES: Final = 2**30
+"""What a worker on a CPU takes unless `engine.kvCache.memory` says otherwise (`api.worker.KvCacheConfig`)."""
+MEMORY_UTILIZATION: Final = 0.92
+"""vLLM's default of `gpu_memory_utilization`."""
+
 
 class UnknownAcceleratorError(LookupError):
     """A name that is not in the table."""

@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal, overload
 
-_MOST: Final = 2**31
-"""Largest integer of a field: beyond it is no dimension of a model, and products of fields would not fit a float."""
 _MOST_TEXT: Final = 128
 """Longest text of a field, in characters: names of kinds and formats are shorter."""
 _MOST_ITEMS: Final = 1024
 """Longest list of a field: one item for each layer."""
-_MOST_GROUPS: Final = 16
-"""Most groups of quantized weights; checkpoints have one to three."""
-_MOST_DEPTH: Final = 5
-"""Deepest nesting that is read, in levels: text_config, quantization_config, config_groups, a group, its weights."""
+MOST_BYTES: Final = 65_536
+"""Largest document from outside (a config.json, a profile), in bytes: about 500 measured rows."""
 _GROUPS: Final = "config_groups"
 """A table whose keys are free."""
 _READ: Final = frozenset(
@@ -68,8 +64,8 @@ class Fields:
                 continue
             if isinstance(found, bool) or not isinstance(found, int) or found < 0 or (found == 0 and default != 0):
                 raise ModelConfigError(name, f"is {repr(found)[:_MOST_TEXT]}, must be a positive integer")
-            if found > _MOST:
-                raise ModelConfigError(name, f"is larger than {_MOST}, which no model has")
+            if found > (most := 2**31):  # products of larger ones would not fit a float
+                raise ModelConfigError(name, f"is larger than {most}, which no model has")
             return found
         if default is not None or optional:
             return default
@@ -80,10 +76,11 @@ class Fields:
         return self._document.get(name, default)
 
 
-def relevant(document: Mapping[str, Any], *, depth: int = _MOST_DEPTH) -> dict[str, Any]:
+def relevant(document: Mapping[str, Any], *, depth: int = 5) -> dict[str, Any]:
     """Return what Fulcrum reads of a config.json, whoever wrote it: values out of their usual bounds are left out.
 
-    The rest is read as the whole document is.
+    The rest is read as the whole document is. The deepest of what is read has five levels: text_config,
+    quantization_config, config_groups, a group, its weights.
     """
     found = ((name, _kept(name, value, depth - 1)) for name, value in document.items() if name in _READ)
     return {name: kept for name, kept in found if kept is not None}
@@ -106,5 +103,5 @@ def _kept(name: str, value: Any, depth: int) -> Any:
 
 
 def _groups(value: dict[str, Any], depth: int) -> dict[str, Any]:
-    groups = [each for each in value.values() if isinstance(each, dict)][:_MOST_GROUPS]
+    groups = [each for each in value.values() if isinstance(each, dict)][:16]  # checkpoints have one to three
     return {f"group_{number}": relevant(each, depth=depth) for number, each in enumerate(groups)}

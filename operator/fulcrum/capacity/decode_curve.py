@@ -27,7 +27,7 @@ MOST_POINTS: Final = 128
 LONGEST_SECONDS: Final = 3600.0
 """Longest prefill or decode step that a coefficient from outside can say: larger numbers are faults, and sums of them
 would overflow."""
-_LEAST_SECONDS: Final = 1e-6
+LEAST_SECONDS: Final = 1e-6
 """Shortest step (s): times are divided by it."""
 
 
@@ -114,7 +114,7 @@ def fitted_curve(rows: Sequence[tuple[float, float, float]], line: Sequence[floa
             each = line[2]
             idle = fmean(seconds - each * context for context, seconds in steps)
         # A step never gets shorter with more requests, nor does it take no time.
-        least = points[-1].seconds if points else _LEAST_SECONDS
+        least = points[-1].seconds if points else LEAST_SECONDS
         points.append(DecodePoint(batch=batch, seconds=max(idle, least), seconds_per_token=each))
     return tuple(points)
 

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fulcrum.api.parallelism import PLAIN_BACKEND, gpus_of
-from fulcrum.capacity.accelerators import Accelerator, usual_limits
+from fulcrum.capacity.accelerators import MEMORY_UTILIZATION, Accelerator, usual_limits
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
-
-MEMORY_UTILIZATION: Final = 0.92
-"""vLLM's default of `gpu_memory_utilization`."""
-
 
 DENSE: Final = (
     "is dense: it has no experts to share over ranks of data parallel. Raise the number of workers, which serve it "

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from fulcrum.capacity.accelerators import CPU
+from fulcrum.capacity.accelerators import (
+    COLLECTIVE_BYTES,
+    CPU,
+    CPU_KV_BYTES,
+    DESCRIPTOR_SECONDS,
+    LINK_EFFICIENCY,
+    RUNTIME_BYTES,
+    TCP_BYTES_PER_SECOND,
+    TRANSFER_BASE_SECONDS,
+)
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.precision import Precision
@@ -16,27 +25,6 @@ BLOCK_TOKENS: Final = 16
 """Tokens in one of vLLM's KV blocks where nothing else is asked for."""
 CONTEXT_TOKENS: Final = 8192
 """Tokens of a request of which sliding windows and states are counted, where its length is not known."""
-COLLATED_TOKENS: Final = 128
-"""Tokens that one transfer descriptor should cover (AI Systems Performance Engineering, ch. 18)."""
-DESCRIPTOR_SECONDS: Final = (0.020 - 0.008) / (7500 / BLOCK_TOKENS - 7500 / COLLATED_TOKENS)
-"""Cost of one descriptor: the book's 7,500 tokens take 20 ms in blocks of 16 and 8 ms in blocks of 128."""
-TRANSFER_BASE_SECONDS: Final = 2e-3
-"""Handing over one request: answer of the prefill leg, block look-up, notification. A guess; the first handshake of a
-pair of engines is extra."""
-_LINK_EFFICIENCY: Final = 0.7
-"""Share of a link's rate that large RDMA reads reach. A guess."""
-_TCP_BYTES_PER_SECOND: Final = 0.5e9
-"""What NIXL moves for one GPU over TCP, before any transfer was seen. A guess: one connection of UCX, and a copy of
-each block through host memory at both ends."""
-_SAMPLING_BYTES: Final = 16
-"""Of each logit: FP32, and sorted with their 8-byte places (`vllm/v1/sample`)."""
-_RUNTIME_BYTES: Final = int(0.75 * 2**30)
-"""CUDA context, kernels and allocator slack of one GPU."""
-_COLLECTIVE_BYTES: Final = int(0.75 * 2**30)
-"""NCCL buffers of one GPU of a group, and CUDA graphs."""
-
-_CPU_KV_BYTES: Final = 2**30
-"""What a worker on a CPU takes unless `engine.kvCache.memory` says otherwise (`api.worker.KvCacheConfig`)."""
 
 
 class Link(StrEnum):
@@ -55,7 +43,8 @@ class TransferCost:
     """Moving the KV of one request takes `base_seconds + seconds_per_token * tokens`."""
 
     base_seconds: float
-    seconds_per_token: float
+    seconds_per_token: float = 0.0
+    """0: not known."""
 
     def seconds(self, tokens: float) -> float:
         """Seconds for the KV of `tokens`."""
@@ -69,7 +58,7 @@ class TransferCost:
         )
 
 
-UNKNOWN_TRANSFER: Final = TransferCost(base_seconds=TRANSFER_BASE_SECONDS, seconds_per_token=0.0)
+UNKNOWN_TRANSFER: Final = TransferCost(base_seconds=TRANSFER_BASE_SECONDS)
 """Stands in where nothing is known of a pool's model: the rate is then learnt from transfers alone."""
 
 
@@ -121,16 +110,17 @@ def activation_bytes_per_gpu(shape: EngineShape) -> float:
         copies = model.moe.active_experts  # each expert of a token has its own copy of it
     per_token = (6 + copies) * model.hidden + 3 * width / shape.tensor
     hidden = shape.max_batched_tokens * per_token * Precision.BF16.bytes
-    return hidden + shape.max_batch * model.vocab * _SAMPLING_BYTES
+    # Of each logit 16 bytes: FP32, and sorted with their 8-byte places (`vllm/v1/sample`).
+    return hidden + shape.max_batch * model.vocab * 16
 
 
 def kv_memory_bytes_per_gpu(shape: EngineShape) -> float:
     """Memory of one GPU that is left for the cache; negative when the weights do not fit."""
     if shape.accelerator is CPU:
-        return _CPU_KV_BYTES
-    collectives = _COLLECTIVE_BYTES if shape.gpus > 1 else 0
+        return CPU_KV_BYTES
+    collectives = COLLECTIVE_BYTES if shape.gpus > 1 else 0
     usable = shape.accelerator.memory_bytes * shape.memory_utilization
-    return usable - weight_bytes_per_gpu(shape) - activation_bytes_per_gpu(shape) - _RUNTIME_BYTES - collectives
+    return usable - weight_bytes_per_gpu(shape) - activation_bytes_per_gpu(shape) - RUNTIME_BYTES - collectives
 
 
 def kv_capacity_tokens(shape: EngineShape, *, kv_memory_bytes: int | None = None) -> int:
@@ -168,9 +158,9 @@ def transfer_cost(shape: EngineShape, link: Link = Link.NETWORK, *, block_tokens
         Link.NVLINK: gpu.nvlink_bytes_per_second,
         Link.PCIE: gpu.pcie_bytes_per_second,
         Link.NETWORK: gpu.network_bytes_per_second,
-        Link.TCP: _TCP_BYTES_PER_SECOND / _LINK_EFFICIENCY,
+        Link.TCP: TCP_BYTES_PER_SECOND / LINK_EFFICIENCY,
     }
     if (rate := rates[link]) is None:
         raise EngineShapeError(f"{gpu.name} has no {link}; it has pcie, network and tcp")
-    wire = kv_bytes_per_token_and_gpu(shape) / (rate * _LINK_EFFICIENCY)
+    wire = kv_bytes_per_token_and_gpu(shape) / (rate * LINK_EFFICIENCY)
     return TransferCost(base_seconds=TRANSFER_BASE_SECONDS, seconds_per_token=wire + DESCRIPTOR_SECONDS / block_tokens)

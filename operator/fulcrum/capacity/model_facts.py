@@ -11,14 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from fulcrum.api.attention import AttentionKind
-from fulcrum.capacity.config_fields import ModelConfigError, relevant
+from fulcrum.capacity.config_fields import MOST_BYTES, ModelConfigError, relevant
 from fulcrum.capacity.hf_config import parse_model_config
 from fulcrum.capacity.known_models import UnknownModelError, known_model
 from fulcrum.capacity.model import ModelConfig
 from fulcrum.capacity.model_kinds import ModelKind, kind_of_config, kind_of_name
-
-MOST_BYTES: Final = 65_536
-"""Largest config.json, in bytes; with long lists of layers that are not quantized they have 20 KiB."""
 
 MOST_PARAMETERS: Final = 10**14
 """Largest model that a config.json can describe: 100 times the largest ones of 2026. Sizes of disks follow from it."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.decode_curve import decode_step_seconds, scaled
+from fulcrum.capacity.decode_curve import LEAST_SECONDS, decode_step_seconds, scaled
 from fulcrum.capacity.nonnegative import minimise_quadratic
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
-from fulcrum.capacity.speed import SpeedSource
+from fulcrum.capacity.speed import TYPICAL_BATCH, TYPICAL_TOKENS, SpeedSource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,34 +29,15 @@ FORGETTING: Final = 0.96
 """Weight of a row against the next one of its kind: 25 rows are remembered."""
 NOISE: Final = 0.1
 """Relative error of a usual row."""
-_COMMON_DEVIATION: Final = 1.0
-"""How far the factor for all coefficients may be from 1."""
-_OWN_DEVIATION: Final = 1.0
-"""How far each of them may be off on its own, relatively, in a prior of trust 1."""
-_LEAST_SHARE: Final = 0.05
-"""A coefficient that the prior has as zero could still make up this share of a typical step."""
 _HUBER: Final = 2.0
 """Errors beyond this many usual ones pull no harder."""
-_ERROR_MEMORY: Final = 0.8
-_ERROR_STEP: Final = 3.0
-"""One row changes the usual error by at most this factor's share, so that one outlier does not open the door."""
+_SHORT_MEMORY: Final = 0.8
+"""Of the usual error, and of rows once the truth has changed: 5 rows are remembered."""
 _DRIFT_MEMORY: Final = 0.7
-_FAR_OFF: Final = 0.4
-"""Relative error of a row that counts fully as one to its side."""
-_DRIFTING: Final = 0.75
-"""Four rows in a row that are far off to the same side (1 - 0.7^4) are a changed truth and no outliers any more ..."""
-_DRIFT_FORGETTING: Final = 0.8
-"""... and then the rows of before fade this fast ..."""
-_DRIFT_HUBER: Final = 1.5
-"""... and only errors beyond this one are held back."""
-_LEAST_SECONDS: Final = 1e-6
+"""Of the side that rows are off to: four that are far off to one side (1 - 0.7^4 of the most) are a changed truth."""
 
 TRUST: Final = {SpeedSource.ROOFLINE: 1.0, SpeedSource.PROFILE: 2.0, SpeedSource.MEASURED: 2.0}
 """How firmly a prior holds against rows, by where it comes from."""
-
-_TYPICAL_PREFILL: Final = (1.0, 1024.0, 1024.0**2)
-_TYPICAL_DECODE: Final = (1.0, 32.0, 32 * 1024.0)
-"""Steps in which a coefficient's share says how much it matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +66,7 @@ class _Fit:
 
         features = np.asarray(typical)
         contributions = np.maximum(np.asarray(coefficients), 0.0) * features
-        whole = max(float(contributions.sum()), _LEAST_SECONDS)
+        whole = max(float(contributions.sum()), LEAST_SECONDS)
         shares = contributions / whole
         return cls(
             unit=whole / features,
@@ -116,24 +97,27 @@ class _Fit:
         """The prior times the factor that fits the rows best, and how firmly it holds (inverse of its covariance)."""
         import numpy as np
 
-        known = 1 / _COMMON_DEVIATION**2
+        # The factor for all coefficients is 1 give or take 1, and in a prior of trust 1 each coefficient is off by all
+        # of it; one that the prior has as zero could still make up a twentieth of a typical step.
         agreeing = max(float(self.prior @ self.evidence), 0.0)
-        factor = (agreeing + known) / (float(self.prior @ self.information @ self.prior) + known)
-        deviation = _OWN_DEVIATION * factor * np.maximum(self.prior, _LEAST_SHARE)
+        factor = (agreeing + 1) / (float(self.prior @ self.information @ self.prior) + 1)
+        deviation = factor * np.maximum(self.prior, 0.05)
         return factor * self.prior, np.diag(self.trust / deviation**2)
 
     def updated(self, features: tuple[float, ...], seconds: float, forgetting: float) -> Self:
         import numpy as np
 
-        expected = max(float(np.asarray(features) @ (self.shares * self.unit)), _LEAST_SECONDS)
+        expected = max(float(np.asarray(features) @ (self.shares * self.unit)), LEAST_SECONDS)
         row = np.asarray(features) * self.unit / expected
         target = seconds / expected
         off = abs(target - 1.0)
         usual = max(self.error, NOISE)
-        side = max(-1.0, min(1.0, (target - 1.0) / _FAR_OFF))
+        # A row that is off by four times the usual noise counts fully as one to its side.
+        side = max(-1.0, min(1.0, (target - 1.0) / (4 * NOISE)))
         drift = _DRIFT_MEMORY * self.drift + (1 - _DRIFT_MEMORY) * side
-        if abs(drift) > _DRIFTING:
-            most, forgetting = _DRIFT_HUBER, min(forgetting, _DRIFT_FORGETTING)
+        if abs(drift) > 0.75:
+            # No outliers any more: the rows of before fade, and only errors of one and a half are held back.
+            most, forgetting = 1.5, min(forgetting, _SHORT_MEMORY)
         else:
             most = _HUBER * usual
         weight = (most / off if off > most else 1.0) / NOISE**2
@@ -144,12 +128,13 @@ class _Fit:
         )
         prior, held = learnt.scaled_prior()
         shares = minimise_quadratic(learnt.information + held, learnt.evidence + held @ prior)
-        seen = min(off, _ERROR_STEP * usual)
+        # An outlier counts as three usual errors, so that one alone does not open the door.
+        seen = min(off, 3 * usual)
         return dataclasses.replace(
             learnt,
             shares=shares,
             drift=drift,
-            error=_ERROR_MEMORY * self.error + (1 - _ERROR_MEMORY) * seen,
+            error=_SHORT_MEMORY * self.error + (1 - _SHORT_MEMORY) * seen,
             rows=self.rows + 1,
         )
 
@@ -173,13 +158,16 @@ class OnlineSpeed:
         """
         if not trust > 0 or not 0 < forgetting <= 1:
             raise ValueError("trust must be positive, and forgetting above 0 and at most 1")
+        # Typical steps, in which a coefficient's share says how much it matters.
+        prompt = (1.0, TYPICAL_TOKENS, TYPICAL_TOKENS**2)
+        batch, context = TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_TOKENS
         if prior.decode_curve:
-            decode = _Fit.start((0.0, 1.0), (1.0, decode_step_seconds(prior, *_TYPICAL_DECODE[1:])), trust)
+            decode = _Fit.start((0.0, 1.0), (1.0, decode_step_seconds(prior, batch, context)), trust)
         else:
-            decode = _Fit.start((prior.decode_a, prior.decode_b, prior.decode_c), _TYPICAL_DECODE, trust)
+            decode = _Fit.start((prior.decode_a, prior.decode_b, prior.decode_c), (1.0, batch, context), trust)
         return cls(
             _prior=prior,
-            _prefill=_Fit.start((prior.prefill_a, prior.prefill_b, prior.prefill_c), _TYPICAL_PREFILL, trust),
+            _prefill=_Fit.start((prior.prefill_a, prior.prefill_b, prior.prefill_c), prompt, trust),
             _decode=decode,
             _forgetting=forgetting,
         )

@@ -22,13 +22,9 @@ SLOW: Final = 1.3
 `_MEMORY` rows by 2 %; unlike loads in one pool make up for the rest."""
 WELL: Final = 1.15
 """Times as long below which it is no longer: halfway, so that noise around one bound changes nothing."""
-LEAST_PEERS: Final = 2
-"""Others of which the pace must be known: of two workers none can say which is the odd one."""
 _MEMORY: Final = 24
 """Rows over which a pace is the mean: 4 minutes of work, so that a busy moment is none. With 12, noise of usual rows
 named a worker between both bounds 3 times in 10 hours; with 24 not once (`tests/capacity/test_pace.py`)."""
-_MOST: Final = 4.0
-"""One row says at most so many times as long (or as short)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +53,7 @@ class Pace:
         if expected <= 0:
             return self
         rows = self.rows + 1
-        times = max(1 / _MOST, min(_MOST, took / expected))
+        times = max(1 / 4, min(4.0, took / expected))  # one row says at most four times as long, or as short
         return type(self)(times=self.times + (times - self.times) / min(rows, _MEMORY), rows=rows)
 
 
@@ -81,7 +77,8 @@ def slower_than_peers(times: Mapping[str, float], before: Collection[str]) -> di
     found = {}
     for name, own in times.items():
         others = [pace for other, pace in times.items() if other != name]
-        if len(others) >= LEAST_PEERS and (usual := median(others)) > 0:
+        # Of two workers none can say which is the odd one.
+        if len(others) >= 2 and (usual := median(others)) > 0:
             factor = own / usual
             if factor >= (WELL if name in before else SLOW):
                 found[name] = factor

@@ -9,8 +9,8 @@ from fulcrum.api.engine_args import engine_option
 from fulcrum.api.parallelism import PLAIN_BACKEND
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
-from fulcrum.capacity.engine import MEMORY_UTILIZATION, EngineShapeError
+from fulcrum.capacity.accelerators import CPU, MEMORY_UTILIZATION, UnknownAcceleratorError, accelerator
+from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.known_models import UnknownModelError
 from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.model_facts import ModelFacts
@@ -19,8 +19,8 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.transfers import pool_transfer
 
 _NUMBER: Final = re.compile(r"(\d{1,15})(?:\.(\d{1,15}))?([kKmMgGtT]?)")
-_DECIMAL: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS: Final = "kmgt"
+"""Of numbers: small ones are powers of 1,000, large ones of 1,024."""
 
 
 def pool_roofline(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts) -> WorkerSpeed:
@@ -71,9 +71,10 @@ def step_limit(written: str | None) -> int:
     if found is None:
         return 0
     whole, part, unit = found.groups()
-    if unit in _BINARY or not unit:
-        return 0 if part else int(whole) * _BINARY.get(unit, 1)
-    return int(float(f"{whole}.{part or 0}") * _DECIMAL[unit])
+    power = _UNITS.index(unit.lower()) + 1 if unit else 0
+    if unit.isupper() or not unit:
+        return 0 if part else int(whole) * 1024**power
+    return int(float(f"{whole}.{part or 0}") * 1000**power)
 
 
 def _fraction(written: str) -> float:

@@ -21,15 +21,16 @@ class Precision(StrEnum):
     @property
     def bytes(self) -> float:
         """Bytes per number, block scales included."""
-        return _BYTES[self]
+        match self:
+            case Precision.BF16:
+                return 2.0
+            case Precision.FP8:
+                return 1.0
+            case Precision.FP4:  # 32 numbers of 4 bits share a scale of 8 bits (OCP MX specification 1.0)
+                return (4 + 8 / 32) / 8
+            case Precision.INT4:  # 128 numbers share a scale and a zero of 16 bits
+                return (4 + 32 / 128) / 8
 
-
-_BYTES: Final = {
-    Precision.BF16: 2.0,
-    Precision.FP8: 1.0,
-    Precision.FP4: 4.25 / 8,  # 32 numbers of 4 bits share a scale of 8 bits (OCP MX specification 1.0)
-    Precision.INT4: 4.25 / 8,  # 128 numbers share a scale and a zero of 16 bits
-}
 
 _NAMED: Final = (
     (re.compile(r"(nv|mx)?fp4|w4a4"), Precision.FP4),

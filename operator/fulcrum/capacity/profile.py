@@ -26,24 +26,15 @@ import msgspec
 
 from fulcrum.api.worker import DecodePoint, SpeedCoefficients
 from fulcrum.capacity.accelerators import UnknownAcceleratorError, accelerator
-from fulcrum.capacity.decode_curve import LONGEST_SECONDS, MOST_POINTS, curve_problem, fitted_curve
+from fulcrum.capacity.config_fields import MOST_BYTES
+from fulcrum.capacity.decode_curve import LEAST_SECONDS, LONGEST_SECONDS, MOST_POINTS, curve_problem, fitted_curve
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.rows import DecodeRow, PrefillRow
 from fulcrum.capacity.speed import MAX_BATCH, SpeedSource, WorkerSpeed
 from fulcrum.capacity.trust import typical_seconds
 
-MOST_BYTES: Final = 65_536
-"""Largest profile, in bytes: about 500 measured rows. The operator reads one that others write, and fits it."""
-_MOST: Final = {"kv_capacity_tokens": 2**40, "max_batch": 2**16, "max_batched_tokens": 2**30}
-"""Largest value of each count: beyond them they are faults, and arithmetic with floats would overflow."""
-_LEAST_SECONDS: Final = 1e-6
-"""Shortest prefill of 1,024 tokens, and shortest decode step: estimates divide by them."""
-_ROW_MOST: Final = 1e18
-_ROW_LEAST_SECONDS: Final = 1e-9
-"""Bounds of numbers in measured rows: squares of their quotients fit into a float."""
 _OR_LARGE: Final = f", nor above {LONGEST_SECONDS:g} s"
-_MILLI: Final = 1e-3
 
 
 class ProfileError(ValueError):
@@ -85,7 +76,8 @@ def parse_profile(document: bytes | str) -> Profile:
         raise ProfileError(f"the profile does not fit its schema: {error}") from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ProfileError(f"the profile is not JSON: {error}") from None
-    for name, most in _MOST.items():
+    # Larger counts are faults, and arithmetic with floats would overflow.
+    for name, most in (("kv_capacity_tokens", 2**40), ("max_batch", 2**16), ("max_batched_tokens", 2**30)):
         if not 1 <= getattr(profile, name) <= most:
             raise ProfileError(f"{_WIRE[name]} must be at least 1 and at most {most}")
     transfers = (profile.transfer_base_seconds, profile.transfer_seconds_per_token)
@@ -159,7 +151,7 @@ def _require_sense(speed: WorkerSpeed) -> None:
         raise ProfileError(f"coefficients must not be negative{_OR_LARGE}")
     if (problem := curve_problem(given.decode_curve)) is not None:
         raise ProfileError(f"coefficients.decodeCurve {problem}")
-    if min(typical_seconds(speed)) < _LEAST_SECONDS:
+    if min(typical_seconds(speed)) < LEAST_SECONDS:
         raise ProfileError("coefficients must give a prefill and a decode step that take longer than 1 us")
 
 
@@ -174,8 +166,9 @@ def _require_samples(profile: Profile) -> None:
         raise ProfileError(f"`decode` has rows of more than {MOST_POINTS} batch sizes: leave some out")
     rows = [(*row.features, row.seconds) for row in profile.prefill]
     rows += [(*row.features, row.seconds_per_step) for row in profile.decode]
-    if any(max(row) > _ROW_MOST or row[-1] < _ROW_LEAST_SECONDS for row in rows):
-        raise ProfileError(f"rows of `prefill` and `decode` need numbers up to {_ROW_MOST:g}, and times from 1 ns on")
+    # Within these bounds squares of quotients fit into a float.
+    if any(max(row) > 1e18 or row[-1] < 1e-9 for row in rows):
+        raise ProfileError("rows of `prefill` and `decode` need numbers up to 1e+18, and times from 1 ns on")
 
 
 def _fitted(profile: Profile) -> SpeedCoefficients:
@@ -218,7 +211,7 @@ def distserve_speed(
         from_batch = int(fit["decoding_large_small_bs_threshold"])
     except (KeyError, TypeError, ValueError) as error:
         raise ProfileError(f"no DistServe fit of {model} at tensor parallelism {tensor}: {error!r}") from None
-    scale = _MILLI / pipeline
+    scale = 1e-3 / pipeline  # from milliseconds
 
     def point(batch: float, of: tuple[float, float, float]) -> DecodePoint:
         seconds = of[0] * scale + host_step_seconds + (of[2] * scale + host_request_seconds) * batch

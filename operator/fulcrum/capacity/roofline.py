@@ -14,9 +14,9 @@ from typing import Final
 
 from fulcrum.api.parallelism import PLAIN_BACKEND
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.accelerators import Accelerator
+from fulcrum.capacity.accelerators import MEMORY_UTILIZATION, Accelerator
 from fulcrum.capacity.decode_curve import fitted_curve
-from fulcrum.capacity.engine import MEMORY_UTILIZATION, EngineShape
+from fulcrum.capacity.engine import EngineShape
 from fulcrum.capacity.experts import Exchange, busiest_reads, busiest_tokens, touched_share
 from fulcrum.capacity.kv import Link, kv_bytes_per_token_and_layer, kv_capacity_tokens, transfer_cost
 from fulcrum.capacity.model import ModelConfig
@@ -87,13 +87,8 @@ EAGER: Final = Efficiency(
 )
 """Engines that launch every kernel from Python (`--enforce-eager`, all of 2023). Fitted to splitwise_perf_model.csv."""
 
-_PROMPTS: Final = ((128,), (512,), (1024,), (2048,), (4096,), (8192,), (512,) * 4, (1024,) * 8)
-_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Points of the decode curve."""
-_USUAL_BATCHES: Final = (8, 16, 32, 64, 128, 256)
+USUAL_BATCHES: Final = (8, 16, 32, 64, 128, 256)
 """A worker under load: what the straight line nearest to the curve is fitted to."""
-_CONTEXTS: Final = (256, 1024, 4096)
-"""Tokens of each request; a window ends the growth of some layers in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +134,18 @@ class Roofline:
 
     def coefficients(self) -> SpeedCoefficients:
         """The form that all of Fulcrum computes with, nearest to this in relative error at common sizes."""
-        lengths = list(_PROMPTS)
+        lengths = [(128,), (512,), (1024,), (2048,), (4096,), (8192,), (512,) * 4, (1024,) * 8]
         prefill = fit_relative(
             [(1.0, float(sum(each)), float(sum(length * length for length in each))) for each in lengths],
             [self.prefill_seconds(each) for each in lengths],
         )
+        # The window of some layers ends their growth between these contexts.
         rows = [
             (float(batch), float(batch * each), self.decode_step_seconds(batch, batch * each))
-            for batch in _BATCHES
-            for each in _CONTEXTS
+            for batch in (1, 2, 4, *USUAL_BATCHES, 512)
+            for each in (256, 1024, 4096)
         ]
-        usual = [row for row in rows if row[0] in _USUAL_BATCHES]
+        usual = [row for row in rows if row[0] in USUAL_BATCHES]
         line = fit_relative([(1.0, batch, context) for batch, context, _ in usual], [row[2] for row in usual])
         return SpeedCoefficients.of(prefill=prefill, decode=line, decode_curve=fitted_curve(rows, line))
 

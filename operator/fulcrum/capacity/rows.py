@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import msgspec
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, WorkCounters
-
-_MOST_PREFILL_SHARE: Final = 0.2
-"""Prefill beyond this share of an interval stretches the steps between tokens: they are no decode steps any more."""
-_PULLED_STEPS: Final = 2
-"""A prompt whose KV came from a peer has its first token after about one step; a longer time was spent computing."""
-_LEAST_TOKENS: Final = 8
-"""Of an interval in which a worker had nothing to do at times: fewer tokens are a matter of chance."""
 
 
 class PrefillRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -92,8 +84,9 @@ def rows_between(
     if min(prompts, tokens, prefill_seconds, steps, decode_seconds) < 0:
         return None, None  # the engine started again in between
     prefill, ranks = None, ranks_of(after)
+    # A prompt whose KV came from a peer has its first token after about one step; more than two were spent computing.
     here = _one_prefilling_role(before, after) and (
-        steps == 0 or prefill_seconds * steps > _PULLED_STEPS * decode_seconds * prompts
+        steps == 0 or prefill_seconds * steps > 2 * decode_seconds * prompts
     )
     if after.role is Role.PREFILL:
         prefill_seconds = min(prefill_seconds, ranks * seconds)
@@ -101,7 +94,8 @@ def rows_between(
         squared = tokens * tokens / prompts * (1 + max(0.0, isl_cv2))
         prefill = PrefillRow(prompts=prompts, tokens=tokens, squared_tokens=squared, seconds=prefill_seconds)
     decode = None
-    if _computed_nothing(before.work, after.work) or prefill_seconds <= _MOST_PREFILL_SHARE * ranks * seconds:
+    # Prefill beyond a fifth of an interval stretches the steps between tokens: they are no decode steps any more.
+    if _computed_nothing(before.work, after.work) or prefill_seconds <= 0.2 * ranks * seconds:
         decode = decode_row(before, after, seconds=seconds)
     return prefill, decode
 
@@ -132,7 +126,7 @@ def decode_row(before: LoadReport, after: LoadReport, *, seconds: float) -> Deco
     batch = max(1.0, at_once)
     context_share = sum(report.kv_usage or 0.0 for report in at_work) / len(at_work)
     if not (before.running and after.running):
-        if steps < _LEAST_TOKENS:
+        if steps < 8:  # so few tokens are a matter of chance
             return None
         # Idle at times. A request that comes by chance finds as many as there are on average, and makes it one more
         # (Poisson arrivals see time averages).

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from fulcrum.api.worker import SpeedCoefficients
@@ -16,12 +14,8 @@ from fulcrum.capacity.kv import (
     weight_bytes_per_gpu,
 )
 from fulcrum.capacity.profile import Profile, profiled_speed
-from fulcrum.capacity.roofline import GRAPHS, Efficiency, shape_speed
+from fulcrum.capacity.roofline import GRAPHS, USUAL_BATCHES, Efficiency, shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
-
-_PROMPTS: Final = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_BATCHES: Final = (8, 16, 32, 64, 128, 256)
-_CONTEXTS: Final = (512, 2048, 8192)
 
 
 class PrefillLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -126,9 +120,9 @@ def sheet(
         coefficients=speed.coefficients,
         prefill=tuple(
             PrefillLine(tokens=tokens, seconds=speed.prefill_seconds(tokens, tokens**2))
-            for tokens in sorted({*_PROMPTS, isl_tokens})
+            for tokens in sorted({128, 512, 1024, 2048, 4096, 8192, 16384, 32768, isl_tokens})
         ),
-        decode=tuple(_decode_line(speed, each) for each in _BATCHES),
+        decode=tuple(_decode_line(speed, each) for each in USUAL_BATCHES),
         transfer=tuple(_transfer_lines(shape, isl_tokens)),
         isl_tokens=isl_tokens,
         osl_tokens=osl_tokens,
@@ -159,12 +153,13 @@ def largest_batch(speed: WorkerSpeed, *, isl_tokens: int, osl_tokens: int, tpot_
 
 
 def _decode_line(speed: WorkerSpeed, batch: int) -> DecodeLine:
+    contexts = (512, 2048, 8192)
     return DecodeLine(
         batch=batch,
-        context_tokens=_CONTEXTS,
+        context_tokens=contexts,
         seconds=tuple(
             speed.decode_step_seconds(batch, batch * context) if batch * context <= speed.kv_capacity_tokens else None
-            for context in _CONTEXTS
+            for context in contexts
         ),
     )
 

@@ -12,6 +12,9 @@ from fulcrum.capacity.kv import TransferCost
 
 MAX_BATCH: Final = 256
 """vLLM's default of `max_num_seqs`: what an engine has that reports none of its own."""
+TYPICAL_TOKENS: Final = 1024.0
+TYPICAL_BATCH: Final = 32.0
+"""A prompt, or a context, and a decode batch that speeds are compared by."""
 
 
 class SpeedSource(StrEnum):

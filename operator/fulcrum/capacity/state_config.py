@@ -8,9 +8,6 @@ from typing import Final
 from fulcrum.capacity.config_fields import Fields
 from fulcrum.capacity.model import StateConfig
 
-_CONV_BYTES: Final = 2
-_STATE_BYTES: Final = 4
-"""vLLM keeps the recurrent state in FP32 where the checkpoint asks for it, as the known ones do."""
 _STATEFUL: Final = frozenset({"linear_attention", "mamba", "mamba2"})
 
 
@@ -44,7 +41,7 @@ def delta_network(
     return _state(
         layers,
         parameters=hidden * (mixed + 2 * values * value_size + 2 * values) + mixed * kernel,
-        state=_CONV_BYTES * mixed * (kernel - 1) + _STATE_BYTES * values * key_size * value_size,
+        state=_state_bytes(convolution=mixed * (kernel - 1), recurrent=values * key_size * value_size),
     )
 
 
@@ -57,8 +54,17 @@ def _mamba(fields: Fields, layers: int, hidden: int) -> StateConfig | None:
     return _state(
         _stateful_layers(fields, layers),
         parameters=hidden * (inner + mixed + heads + inner) + mixed * kernel,
-        state=_CONV_BYTES * mixed * (kernel - 1) + _STATE_BYTES * inner * size,
+        state=_state_bytes(convolution=mixed * (kernel - 1), recurrent=inner * size),
     )
+
+
+def _state_bytes(*, convolution: int, recurrent: int) -> int:
+    """Return the bytes of so many numbers.
+
+    vLLM keeps the recurrent state in FP32 where the checkpoint asks for it, as the known ones do, and that of the
+    convolution in BF16.
+    """
+    return 2 * convolution + 4 * recurrent
 
 
 def _state(layers: int, *, parameters: int, state: int) -> StateConfig | None:

@@ -29,9 +29,6 @@ _LEAST_ROWS: Final = 3
 _ROW_SECONDS: Final = 1800.0
 """Age at which a transfer is forgotten. A pair that is avoided is tried again after this time, which costs a few late
 requests where it is still slow, and the balance changes roles for it at most as often."""
-_LEAST_SECONDS: Final = 0.25
-"""Least time between two transfers of a full window: an estimate takes 0.1 ms, and 16 transfers of one moment would be
-disturbed by the same cause."""
 
 
 def pool_transfer(spec: InferenceClusterSpec, pool: Pool, model: ModelFacts | None = None) -> TransferCost | None:
@@ -112,7 +109,9 @@ class LearntTransfer:
     def learn(self, *, tokens: float, seconds: float, now_seconds: float) -> None:
         """Take note of a transfer. What cannot be (no tokens, a time below 0, NaN) is left out."""
         rows = self._rows
-        if len(rows) == _ROWS and now_seconds - self.learnt_at < _LEAST_SECONDS:
+        # Of a full window the next one counts after 0.25 s: an estimate takes 0.1 ms, and 16 transfers of one moment
+        # would be disturbed by the same cause.
+        if len(rows) == _ROWS and now_seconds - self.learnt_at < 0.25:
             return
         if not (isfinite(tokens) and isfinite(seconds) and tokens > 0 and seconds >= 0):
             return

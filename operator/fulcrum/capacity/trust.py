@@ -12,12 +12,10 @@ from fulcrum.api.worker import LoadReport, SpeedCoefficients
 from fulcrum.capacity.decode_curve import curve_problem
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.rows import ranks_of
-from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
+from fulcrum.capacity.speed import TYPICAL_BATCH, TYPICAL_TOKENS, SpeedSource, WorkerSpeed
 
 NO_KV_TOKENS: Final = 2**40
 """KV tokens that fit into an engine whose requests keep none: no number of them fills it."""
-_TYPICAL_TOKENS: Final = 1024.0
-_TYPICAL_BATCH: Final = 16.0
 
 
 def measured_speed(
@@ -75,8 +73,8 @@ def pool_speed(measured: Sequence[WorkerSpeed], *, prior: WorkerSpeed | None = N
 def typical_seconds(speed: WorkerSpeed) -> tuple[float, float]:
     """What a typical prompt takes, and a typical decode step."""
     return (
-        speed.prefill_seconds(_TYPICAL_TOKENS, _TYPICAL_TOKENS**2),
-        speed.decode_step_seconds(_TYPICAL_BATCH, _TYPICAL_BATCH * _TYPICAL_TOKENS),
+        speed.prefill_seconds(TYPICAL_TOKENS, TYPICAL_TOKENS**2),
+        speed.decode_step_seconds(TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_TOKENS),
     )
 
 
