@@ -26,10 +26,10 @@ from fulcrum.api.serving_types import Admission as Admission_
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.rehearsed import Wanted
+from fulcrum.balance.rehearsed import Wanted, rehearses
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.play_process import PlayProcess
-from fulcrum.controller.rehearsals import FRESH_SECONDS, PAUSE_SECONDS, Asked, Rehearsals, rehearses
+from fulcrum.controller.rehearsals import FRESH_SECONDS, PAUSE_SECONDS, Asked, Rehearsals
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.case import Case, Played, played
 from fulcrum.rehearsal.memory import Memory

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from fulcrum.api.gateway_types import RecordPolicy
+from fulcrum.api.types import BalanceMode, InferenceClusterSpec, RehearsePolicy
 from fulcrum.performance.layout import ROLES, Layout
+
+
+def rehearses(spec: InferenceClusterSpec) -> bool:
+    """Report whether roles change by rehearsals."""
+    wanted = spec.balance.rehearse is not RehearsePolicy.OFF and spec.gateway.record is RecordPolicy.ON
+    return wanted and spec.balance.mode in (BalanceMode.AUTO, BalanceMode.OBSERVE)
 
 
 def few_miss(share: float, attainment: float) -> bool:

@@ -84,9 +84,11 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
+    from fulcrum.balance.rehearsed import rehearses
     from fulcrum.cli.cluster_file import read_cluster_file
     from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
     from fulcrum.load.demand import promised
+    from fulcrum.rehearsal.simulated import Rehearsals
     from fulcrum.simulation.comparison import Comparison, ComparisonInputs
     from fulcrum.simulation.from_spec import cluster_model
     from fulcrum.simulation.named_policies import POLICIES
@@ -110,7 +112,12 @@ def command(
         )
         workload = _workload(trace, seed=seed, speed=speed, limit=limit)
         inputs = ComparisonInputs(
-            workload=workload, cluster=model, spec=spec, slo=promised(spec), least_turn_seconds=seconds(turn or "0s")
+            workload=workload,
+            cluster=model,
+            spec=spec,
+            slo=promised(spec),
+            least_turn_seconds=seconds(turn or "0s"),
+            rehearser=Rehearsals if rehearses(spec) else None,
         )
         names = table.checked([name.strip() for name in policies.split(",") if name.strip()], inputs)
     except (OSError, ValueError, LookupError) as error:

@@ -12,12 +12,11 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from fulcrum.api.gateway_types import RecordPolicy
 from fulcrum.api.messages import shortened
-from fulcrum.api.types import BalanceMode, InferenceClusterSpec, RehearsePolicy
+from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.balance import Snapshot
 from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.rehearsed import Rehearsed, Wanted
+from fulcrum.balance.rehearsed import Rehearsed, Wanted, rehearses
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.cluster_watches import ClusterKey
 from fulcrum.controller.metrics import Metrics
@@ -195,9 +194,3 @@ class Rehearsals:
             cluster.problem = problem
             if problem:
                 logger.warning("rehearsal_unknown namespace=%s cluster=%s why=%r", *key, problem)
-
-
-def rehearses(spec: InferenceClusterSpec) -> bool:
-    """Report whether roles change by rehearsals."""
-    wanted = spec.balance.rehearse is not RehearsePolicy.OFF and spec.gateway.record is RecordPolicy.ON
-    return wanted and spec.balance.mode in (BalanceMode.AUTO, BalanceMode.OBSERVE)

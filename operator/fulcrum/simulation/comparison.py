@@ -13,7 +13,8 @@ from fulcrum.load.demand import LatencyTargets
 from fulcrum.simulation.best_static import best_of, candidates
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
-from fulcrum.simulation.policies import Split, StaticSplit
+from fulcrum.simulation.policies import Ours, Split, StaticSplit
+from fulcrum.simulation.policies.ours import Rehearser
 from fulcrum.simulation.policy import Policy
 from fulcrum.simulation.result import Result
 from fulcrum.simulation.workload import Workload
@@ -40,6 +41,18 @@ class ComparisonInputs:
     slo: LatencyTargets
     least_turn_seconds: float = 0.0
     """For ours: a coarser control loop is quicker to simulate."""
+    rehearser: Callable[[InferenceClusterSpec], Rehearser] | None = None
+    """For ours: what answers its plans; None: roles change by estimates."""
+
+    def ours(self, *, name: str = "ours", admission: AdmissionPolicy | None = None) -> Ours:
+        """Return the production decisions."""
+        return Ours(
+            self.spec,
+            least_turn_seconds=self.least_turn_seconds,
+            admission=admission,
+            rehearsals=None if self.rehearser is None else self.rehearser(self.spec),
+            name=name,
+        )
 
     @property
     def pool(self) -> str:

@@ -7,19 +7,15 @@ from typing import Final
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.simulation.comparison import Comparison, NamedPolicy, Played, PolicyTable
-from fulcrum.simulation.policies import Aggregated, Ours
+from fulcrum.simulation.policies import Aggregated
 
 
 def _ours(comparison: Comparison) -> Played:
-    inputs = comparison.inputs
-    return comparison.play(Ours(inputs.spec, least_turn_seconds=inputs.least_turn_seconds))
+    return comparison.play(comparison.inputs.ours())
 
 
 def _ours_open(comparison: Comparison) -> Played:
-    inputs = comparison.inputs
-    return comparison.play(
-        Ours(inputs.spec, least_turn_seconds=inputs.least_turn_seconds, admission=AdmissionPolicy.OFF, name="ours-open")
-    )
+    return comparison.play(comparison.inputs.ours(name="ours-open", admission=AdmissionPolicy.OFF))
 
 
 def _static(comparison: Comparison) -> Played:
@@ -35,7 +31,7 @@ def _aggregated(comparison: Comparison) -> Played:
 POLICIES: Final = PolicyTable(
     policies={
         "ours": NamedPolicy(
-            says="the planner, router and admission of the cluster's spec",
+            says="the planner, router and admission of the cluster's spec, with its rehearsals",
             run=_ours,
             several_pools=True,
             least_workers=1,
