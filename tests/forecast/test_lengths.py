@@ -15,7 +15,12 @@ DAY = 48
 
 
 def expected(tokens: object, rate: object, *, steps: int = 2) -> Floats | None:
-    return expected_tokens(np.asarray(tokens), np.asarray(rate), steps=steps, season_intervals=DAY)
+    return ahead(np.asarray(tokens), np.asarray(rate), steps=steps)
+
+
+def ahead(tokens: Floats, rate: Floats, *, steps: int, season_intervals: float = DAY) -> Floats | None:
+    found = expected_tokens(tokens, rate, steps=steps, season_intervals=season_intervals)
+    return None if found is None else found.ahead
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def evenings(count: int, *, noise: float = 0.1) -> Floats:
 )
 def test_an_evening_of_long_answers_is_expected_where_the_seasons_before_had_one(now: int, coming: list[float]) -> None:
     # Within two intervals of a step the mean of earlier seasons is one of both sides.
-    found = expected_tokens(evenings(now), np.ones(now), steps=6, season_intervals=DAY)
+    found = ahead(evenings(now), np.ones(now), steps=6)
     assert found is not None
     if coming[0] == coming[1]:
         assert found.tolist() == pytest.approx([coming[0]] * 6, rel=0.25)
@@ -84,14 +89,14 @@ def test_an_evening_of_long_answers_is_expected_where_the_seasons_before_had_one
 def test_a_season_that_is_longer_than_before_scales_what_is_usual() -> None:
     tokens = evenings(3 * DAY + 30)
     tokens[3 * DAY :] *= 2  # all of today's answers are twice as long
-    found = expected_tokens(tokens, np.ones(len(tokens)), steps=12, season_intervals=DAY)
+    found = ahead(tokens, np.ones(len(tokens)), steps=12)
     assert found is not None
     assert found[-1] == pytest.approx(1600, rel=0.3)
 
 
 def test_no_season_is_made_of_noise() -> None:
     tokens = 1000 + 300 * np.random.default_rng(0).normal(size=4 * DAY)
-    found = expected_tokens(tokens, np.ones(len(tokens)), steps=6, season_intervals=DAY)
+    found = ahead(tokens, np.ones(len(tokens)), steps=6)
     assert found is not None
     assert len(set(found.tolist())) == 1
 
@@ -102,10 +107,18 @@ measured = st.just(0.0) | st.floats(min_value=1e-6, max_value=1e6) | st.just(NAN
 @given(st.lists(st.tuples(measured, measured), max_size=40), st.integers(1, 50))
 def test_always_within_what_was_measured(rows: list[tuple[float, float]], step: int) -> None:
     tokens, rate = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    found = expected_tokens(tokens, rate, steps=step, season_intervals=1e6)
+    found = ahead(tokens, rate, steps=step, season_intervals=1e6)
     known = tokens[np.isfinite(tokens)]
     if not len(known):
         assert found is None
     else:
         assert found is not None
         assert known.min() * (1 - 1e-6) <= found.min() <= found.max() <= known.max() * (1 + 1e-6)
+
+
+def test_what_was_misjudged_is_told_by_age() -> None:
+    tokens = np.array([100.0] * 30 + [200.0, 100.0, NAN])
+    found = expected_tokens(tokens, np.ones(33), steps=1, season_intervals=DAY)
+    assert found is not None
+    times = found.misjudged(tokens, np.array([0, 2, 3, 500]))
+    assert times.tolist() == pytest.approx([1.0, 2.0, 1.0, 1.0], rel=0.1)

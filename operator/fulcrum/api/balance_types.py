@@ -39,6 +39,11 @@ class ForecastMethod(StrEnum):
     ARIMA = "arima"
 
 
+class ForecastBound(StrEnum):
+    QUANTILE = "Quantile"
+    PROMISE = "Promise"
+
+
 class Forecast(ApiStruct, frozen=True, kw_only=True):
     """Load forecast."""
 
@@ -58,10 +63,18 @@ class Forecast(ApiStruct, frozen=True, kw_only=True):
     quantile: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None,
         Meta(
-            description="Quantile of the forecast that is planned for, between 0 and 1. Default: the lowest at which a "
-            "back-test misses no more requests than slo.attainment leaves, at least 0.5."
+            description="Quantile of the forecast that is planned for, between 0 and 1. Default: 0.9, or what bound "
+            "says."
         ),
     ] = None
+    bound: Annotated[
+        ForecastBound,
+        Meta(
+            description="Where no quantile is given. Quantile: 0.9. Promise: the lowest at which a back-test misses no "
+            "more than half of the requests that slo.attainment leaves, at least 0.5: fewer workers, and fewer "
+            "requests inside the SLO beyond those promised."
+        ),
+    ] = ForecastBound.QUANTILE
 
     rules: ClassVar[Rules] = (
         rule(
@@ -69,6 +82,13 @@ class Forecast(ApiStruct, frozen=True, kw_only=True):
             "interval must be shorter than seasonality: a season is made of many samples",
         ),
     )
+
+    @property
+    def fixed_quantile(self) -> float | None:
+        """Quantile that is planned for; None: a back-test of the promise chooses it."""
+        if self.quantile is None and self.bound is ForecastBound.QUANTILE:
+            return 0.9
+        return self.quantile
 
 
 class FlipStyle(StrEnum):

@@ -135,13 +135,13 @@ class ClusterForecast:
     def _forecaster_for(self, spec: InferenceClusterSpec, season_seconds: float) -> Forecaster:
         wanted = spec.balance.forecast
         made_for = (
-            wanted.method, wanted.interval, season_seconds, wanted.quantile, spec.slo.attainment, spec.metrics,
+            wanted.method, wanted.interval, season_seconds, wanted.fixed_quantile, spec.slo.attainment, spec.metrics,
         )  # fmt: skip
         if self._forecaster is None or self._forecaster[0] != made_for:
             forecaster = Forecaster(
                 method=wanted.method,
                 season_seconds=season_seconds,
-                quantile=wanted.quantile,
+                quantile=wanted.fixed_quantile,
                 attainment=spec.slo.attainment,
                 clock=self._clock,
             )

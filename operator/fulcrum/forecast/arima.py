@@ -11,12 +11,6 @@ import numpy as np
 from fulcrum.forecast.model import LEAST_INTERVALS, LEAST_SPREAD, WINDOW_INTERVALS, Budget, FitError, Floats
 from fulcrum.forecast.scale import LogScale
 
-_DRIFTING: Final = ((0, 1, 1), (1, 1, 1), (0, 1, 2))
-"""While no season is known there is no level that the load returns to, so all these difference once. (On the recorded
-traces the orders that return to a mean have up to a quarter more error, though AICc likes them.)"""
-_AROUND_SEASON: Final = ((1, 0, 0), (1, 0, 1), (2, 0, 1), *_DRIFTING)
-_PAIRS: Final = (0, 1, 2, 3, 4, 6)
-"""Of sine and cosine, to choose from."""
 _SHAPE: Final = {
     # A stationary start would solve a Lyapunov equation at each step of the fit, which on many cores takes OpenBLAS ten
     # times as long as all the rest.
@@ -44,10 +38,11 @@ class Fourier:
         known = np.flatnonzero(np.isfinite(z)).astype(np.float64)
         target = z[np.isfinite(z)]
         seasons_there = known[-1] + 1 - known[0] >= 2 * season_intervals and season_intervals >= 4
-        waves = _waves(known, season_intervals, _PAIRS[-1] if seasons_there else 0)
+        choices = (0, 1, 2, 3, 4, 6) if seasons_there else (0,)
+        waves = _waves(known, season_intervals, choices[-1])
         gram, moment, square = waves.T @ waves, waves.T @ target, float(target @ target)
         best: tuple[float, Floats] | None = None
-        for pairs in _PAIRS if seasons_there else (0,):
+        for pairs in choices:
             k = 1 + 2 * pairs
             if len(target) <= k + 2 or 2 * pairs > season_intervals - 1:
                 break
@@ -109,7 +104,7 @@ def fit_arima(rate: Floats, *, season_intervals: float, budget: Budget) -> Arima
     if len(known) < 2 * LEAST_INTERVALS or np.ptp(known) < LEAST_SPREAD:
         return None
     best: Any = None
-    for order in _AROUND_SEASON if len(season.coefficients) > 1 else _DRIFTING:
+    for order in _orders(seasonal=len(season.coefficients) > 1):
         try:
             with warnings.catch_warnings():
                 # Start values that are not stationary and an optimum that is not quite reached forecast well
@@ -131,6 +126,16 @@ def fit_arima(rate: Floats, *, season_intervals: float, budget: Budget) -> Arima
     # A scale that is concentrated out makes the fit quicker, but cannot be carried on interval by interval.
     carried = SARIMAX(left, order=best.model.order, **_SHAPE)
     return Arima(scale=scale, season=season, result=carried.filter([*best.params, best.scale]), index=len(rate))
+
+
+def _orders(*, seasonal: bool) -> tuple[tuple[int, int, int], ...]:
+    """Return the orders to choose from.
+
+    While no season is known there is no level that the load returns to, so all of these difference once. (On the
+    recorded traces the orders that return to a mean have up to a quarter more error, though AICc likes them.)
+    """
+    drifting = ((0, 1, 1), (1, 1, 1), (0, 1, 2))
+    return ((1, 0, 0), (1, 0, 1), (2, 0, 1), *drifting) if seasonal else drifting
 
 
 def _waves(index: Floats, season_intervals: float, pairs: int) -> Floats:

@@ -17,6 +17,8 @@ class Scores:
 
     forecast: Floats
     actual: Floats
+    ages: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """How many intervals ago each came; 0: the newest."""
 
     def __len__(self) -> int:
         return len(self.actual)
@@ -71,7 +73,8 @@ class Backtest:
         known = np.isfinite(forecast) & np.isfinite(actual)
         if like is not None:
             known &= np.isfinite(self._forecasts[like][origins % self._size, column])
-        return Scores(forecast=forecast[known], actual=actual[known])
+        ages = self._count - 1 - step - origins
+        return Scores(forecast=forecast[known], actual=actual[known], ages=ages[known])
 
 
 def _scored_steps(steps: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -59,7 +59,7 @@ class Forecaster:
         *,
         method: ForecastMethod = ForecastMethod.AUTO,
         season_seconds: float = 86_400.0,
-        quantile: float | None = None,
+        quantile: float | None = 0.9,
         attainment: float = 0.95,
         clock: Callable[[], float],
         fit_seconds: float = 0.3,
@@ -221,10 +221,16 @@ class Forecaster:
             method = next(method for method in self._methods if method in self._models)
         self._in_use = method
         path = np.minimum(self._models[method].path(steps), _MOST_GROWTH * self._highest)
+        season = self._season_intervals
+        lengths = [
+            (tokens, expected_tokens(tokens, rate, steps=steps, season_intervals=season))
+            for tokens in (cleaned(series.isl_tokens), cleaned(series.osl_tokens))
+        ]
         scale, quantile = LogScale.of(rate), self._quantile
         if quantile is None:
             scores = self._backtest.scores(method, column)
-            quantile = promised_quantile(scores, attainment=self._attainment, scale=scale)
+            misjudged = [known.misjudged(tokens, scores.ages) for tokens, known in lengths if known is not None]
+            quantile = promised_quantile(scores, attainment=self._attainment, scale=scale, misjudged=misjudged)
         upper_path = upper(
             path,
             self._backtest,
@@ -233,10 +239,7 @@ class Forecaster:
             scale=scale,
             interval_seconds=series.interval_seconds,
         )
-        isl_tokens, osl_tokens = (
-            expected_tokens(cleaned(tokens), rate, steps=steps, season_intervals=self._season_intervals)
-            for tokens in (series.isl_tokens, series.osl_tokens)
-        )
+        isl_tokens, osl_tokens = (None if known is None else tuple(known.ahead.tolist()) for _, known in lengths)
         error = self._backtest.scores(method, column, like=ForecastMethod.LAST_VALUE).wape
         last_error = self._backtest.scores(ForecastMethod.LAST_VALUE, column, like=method).wape
         return Forecast(
@@ -245,8 +248,8 @@ class Forecaster:
             quantile=quantile,
             rate=tuple(path.tolist()),
             upper_rate=tuple(upper_path.tolist()),
-            isl_tokens=None if isl_tokens is None else tuple(isl_tokens.tolist()),
-            osl_tokens=None if osl_tokens is None else tuple(osl_tokens.tolist()),
+            isl_tokens=isl_tokens,
+            osl_tokens=osl_tokens,
             error=error,
             error_against_last_value=error / last_error if error is not None and last_error else None,
         )

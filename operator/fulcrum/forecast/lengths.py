@@ -7,16 +7,12 @@ extrapolating, and much noise where few requests arrive, but some loads have an 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from fulcrum.forecast.model import LEAST_INTERVALS, WINDOW_INTERVALS, Floats
 from fulcrum.forecast.recurrence import EARLY_SHARE
 from fulcrum.forecast.selection import gain_in_standard_errors
-
-_HALF_LIVES: Final = (0.0, 1.0, 3.0, 10.0, 30.0)
-"""To choose from, in intervals; 0 is the last interval alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,17 +25,26 @@ class _Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Expectation:
+class Expectation:
     """What was expected of each interval `steps` intervals before, and what is expected of those to come."""
 
     said: Floats
-    """NaN where nothing was expected."""
+    """Tokens per request, of the newest intervals up to the last measured one; NaN where nothing was expected."""
     ahead: Floats
     error: float
     """Summed over requests, in tokens."""
 
+    def misjudged(self, tokens: Floats, ages: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Floats:
+        """Return the lengths of so many intervals ago as multiples of what was expected; 1 where one is unknown."""
+        measured = int(np.flatnonzero(np.isfinite(tokens))[-1]) + 1
+        place = len(self.said) - (measured - (len(tokens) - 1 - ages))
+        known = (place >= 0) & (place < len(self.said))
+        said = np.where(known, self.said[np.clip(place, 0, len(self.said) - 1)], np.nan)
+        ratio: Floats = tokens[np.clip(len(tokens) - 1 - ages, 0, len(tokens) - 1)] / np.where(said > 0, said, np.nan)
+        return np.where(np.isfinite(ratio), ratio, 1.0)
 
-def expected_tokens(tokens: Floats, rate: Floats, *, steps: int, season_intervals: float) -> Floats | None:
+
+def expected_tokens(tokens: Floats, rate: Floats, *, steps: int, season_intervals: float) -> Expectation | None:
     """Expected tokens per request of the next `steps` intervals; None when none was ever measured.
 
     `tokens` is the mean of each interval, weighted by its `rate`. An exponentially weighted mean over requests, whose
@@ -58,13 +63,13 @@ def expected_tokens(tokens: Floats, rate: Floats, *, steps: int, season_interval
     flat = _best(now, np.ones(len(now.values) + unknown + steps), steps)
     usual = _usual(seen, period, unknown + steps)
     if usual is None:
-        return flat.ahead
+        return flat
     seasonal = _best(now, usual[newest.start :], steps)
     gain = now.weight * (np.abs(now.values - flat.said) - np.abs(now.values - seasonal.said))
     gain = gain[np.isfinite(gain) & (now.weight > 0)]
     # One standard error, as a method must beat the last value by.
     better = len(gain) >= LEAST_INTERVALS and gain_in_standard_errors(gain, steps - 1) > 1.0
-    return seasonal.ahead if better and np.isfinite(seasonal.ahead).all() else flat.ahead
+    return seasonal if better and np.isfinite(seasonal.ahead).all() else flat
 
 
 def _weight(tokens: Floats, rate: Floats) -> Floats:
@@ -96,7 +101,7 @@ def _usual(seen: _Lengths, period: int, ahead: int) -> Floats | None:
     return usual
 
 
-def _best(seen: _Lengths, usual: Floats, steps: int) -> _Expectation:
+def _best(seen: _Lengths, usual: Floats, steps: int) -> Expectation:
     """Return what the half-life with the least error expects; lengths are taken against what is `usual`.
 
     `usual` reaches beyond `seen` to the last of the `steps` that are asked for.
@@ -105,15 +110,15 @@ def _best(seen: _Lengths, usual: Floats, steps: int) -> _Expectation:
     sure = np.isfinite(usual[:count])
     tops = np.where(sure, seen.weight * seen.values, 0.0)
     bottoms = np.where(sure, seen.weight * np.nan_to_num(usual[:count]), 0.0)
-    found: list[_Expectation] = []
-    for half_life in _HALF_LIVES:
+    found: list[Expectation] = []
+    for half_life in (0.0, 1.0, 3.0, 10.0, 30.0):  # in intervals; 0 is the last interval alone
         level = _so_far(tops, bottoms, half_life)
         said = np.full(count, np.nan)
         said[steps:] = level[:-steps] * usual[steps:count]
         off = seen.weight * np.abs(seen.values - said)
         judged = np.isfinite(off)
         error = float(off[judged].sum()) if judged.any() else np.inf
-        found.append(_Expectation(said=said, ahead=level[-1] * usual[-steps:], error=error))
+        found.append(Expectation(said=said, ahead=level[-1] * usual[-steps:], error=error))
     return min(found, key=lambda each: each.error)
 
 

@@ -95,7 +95,7 @@ class Ours(Policy):
         self._forecaster = forecaster or Forecaster(
             method=balance.forecast.method,
             season_seconds=seconds(balance.forecast.seasonality),
-            quantile=balance.forecast.quantile,
+            quantile=balance.forecast.fixed_quantile,
             attainment=spec.slo.attainment,
             clock=lambda: 0.0,
         )
