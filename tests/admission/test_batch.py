@@ -139,7 +139,7 @@ def test_batch_teaches_lengths_and_no_margin() -> None:
     flight = begin(admission, view, asks(admission, BATCH))
     assert flight is not None
     for _ in range(3):
-        admission.learn(flight, ttft_seconds=50.0, tpot_seconds=9.0, output_tokens=77)
-    assert admission.outputs.mean(BATCH, 100) == 77
-    assert admission.tpot_margin.samples == 0
-    assert admission.ttft_margins[BATCH].samples == 0
+        admission.learnt.learn(flight, ttft_seconds=50.0, tpot_seconds=9.0, output_tokens=77)
+    assert admission.learnt.outputs.mean(BATCH, 100) == 77
+    assert admission.learnt.tpot_margin.samples == 0
+    assert admission.learnt.ttft_margins[BATCH].samples == 0

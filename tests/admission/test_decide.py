@@ -83,7 +83,7 @@ def test_nobody_is_rejected_by_idle_workers(policy: AdmissionPolicy, prompt: flo
 def test_where_nothing_is_queued_no_margin_is_asked_for(queued: int, prompt_tokens: int, let_in: bool) -> None:
     """The promise is 1 s, 10,000 tokens; with the margin 9,000. It would never be served sooner later on."""
     admission, view = make()
-    admission.ttft_margins[0].factor = 1.1
+    admission.learnt.ttft_margins[0].factor = 1.1
     fill(view, 5, admission.incoming(prompt_tokens=1, max_tokens=1000), decoding=True)
     on_pair(view, queued, admission.incoming(prompt_tokens=10, max_tokens=10))
     outcome = admission.decide(admission.incoming(prompt_tokens=prompt_tokens, max_tokens=10), view, 0.0)
@@ -318,7 +318,7 @@ def test_a_higher_priority_is_never_worse(
 
 def test_who_would_be_overtaken_and_late_makes_way() -> None:
     admission, view = make(classes=CLASSES, speed=SHORT_STEPS)
-    admission.ttft_margins[1].factor = 1.1
+    admission.learnt.ttft_margins[1].factor = 1.1
     low = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
     for _ in range(4):
         assert queued(admission, low, view)
@@ -374,7 +374,7 @@ def test_what_has_begun_of_lower_classes_is_not_counted_against_the_share(ahead:
         QosClass(name="low", priority=1),
     )  # fmt: skip
     admission, view = make(classes=classes)
-    admission.ttft_margins[0].factor = 1.1
+    admission.learnt.ttft_margins[0].factor = 1.1
     middle = admission.incoming(prompt_tokens=2000, max_tokens=10, qos=1)
     for _ in range(3):
         admission.decide(middle, view, 0.0)
@@ -404,10 +404,10 @@ def test_nothing_is_learned_from_a_worker_that_flipped_meanwhile(name: str, role
         view.workers.put(name, role, pool="pool")
         for worker, late in ((flight.prefill, "ttft_seconds"), (flight.decode, "tpot_seconds")):
             if worker.name == name:
-                admission.learn(flight, **{late: 100.0})
+                admission.learnt.learn(flight, **{late: 100.0})
         view.workers.put(name, Role.DECODE if role is Role.PREFILL else Role.PREFILL, pool="pool")
         view.finish(flight, 0.0)
-    assert admission.ttft_margins[0].samples == admission.tpot_margin.samples == 0
+    assert admission.learnt.ttft_margins[0].samples == admission.learnt.tpot_margin.samples == 0
 
 
 def test_late_requests_of_one_class_turn_no_other_away() -> None:
@@ -419,8 +419,8 @@ def test_late_requests_of_one_class_turn_no_other_away() -> None:
         assert isinstance(outcome, Admit)
         flight = view.start(low, outcome.route, 0.0)
         view.finish(flight, 0.0)
-        admission.learn(flight, ttft_seconds=1.5 * TTFT_SECONDS)
-    assert admission.ttft_margins[0].factor == 1.0 < admission.ttft_margins[1].factor
+        admission.learnt.learn(flight, ttft_seconds=1.5 * TTFT_SECONDS)
+    assert admission.learnt.ttft_margins[0].factor == 1.0 < admission.learnt.ttft_margins[1].factor
     on_pair(view, 1, admission.incoming(prompt_tokens=10, qos=0))
     assert isinstance(admission.decide(admission.incoming(prompt_tokens=9000, qos=0), view, 0.0), Admit)
 
@@ -455,10 +455,10 @@ def test_a_prediction_below_the_shortest_step_that_was_measured_since_tells_noth
     view.workers.set_speed(
         "pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured))
     )
-    before = admission.tpot_margin.factor
-    admission.learn(flight, tpot_seconds=1.5 * TPOT_SECONDS)
-    assert admission.tpot_margin.samples == learned
-    assert (admission.tpot_margin.factor > before) is bool(learned)
+    before = admission.learnt.tpot_margin.factor
+    admission.learnt.learn(flight, tpot_seconds=1.5 * TPOT_SECONDS)
+    assert admission.learnt.tpot_margin.samples == learned
+    assert (admission.learnt.tpot_margin.factor > before) is bool(learned)
 
 
 @pytest.mark.parametrize("policy", list(AdmissionPolicy))
@@ -475,5 +475,5 @@ def test_learning_bears_a_worker_that_was_measured_again_meanwhile(
     view.workers.set_speed(
         "pool", replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_a=measured))
     )
-    admission.learn(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, output_tokens=10)
-    assert 1.0 <= admission.tpot_margin.factor < float("inf")
+    admission.learnt.learn(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, output_tokens=10)
+    assert 1.0 <= admission.learnt.tpot_margin.factor < float("inf")

@@ -52,7 +52,7 @@ def serve(admission: Admission, view: ClusterView, now: float, *, slower: float)
             took = flight.load.ttft_seconds * (slower if flights[1] is not None else 1.0)
             view.prefill_done(flight, now + took)
             view.finish(flight, now + took + 0.2)
-            admission.learn(flight, ttft_seconds=took, output_tokens=20)
+            admission.learnt.learn(flight, ttft_seconds=took, output_tokens=20)
         now += 5.0
     return let_in
 
@@ -76,7 +76,7 @@ def test_it_is_found_out_again_when_they_share_nothing_any_more() -> None:
 def test_nothing_changes_where_nodes_are_unknown_or_hardware_is_their_own(node: str, slower: float) -> None:
     admission, view = make(node)
     assert all(serve(admission, view, 0.0, slower=slower))
-    assert admission.neighbours.per_neighbour == 0
+    assert admission.learnt.neighbours.per_neighbour == 0
 
 
 def test_neighbours_are_those_of_the_node_that_are_busy() -> None:
@@ -107,9 +107,9 @@ def test_what_busy_neighbours_explain_does_not_widen_the_margin_too() -> None:
             took = flight.load.ttft_seconds * slower
             view.prefill_done(flight, now + took)
             view.finish(flight, now + took + 0.2)
-            admission.learn(flight, ttft_seconds=took, output_tokens=20)
-    assert admission.neighbours.factor(2, now) == pytest.approx(3.0, rel=0.05)
-    assert admission.ttft_margins[0].factor < 1.1, "so late was to be expected beside the other one"
+            admission.learnt.learn(flight, ttft_seconds=took, output_tokens=20)
+    assert admission.learnt.neighbours.factor(2, now) == pytest.approx(3.0, rel=0.05)
+    assert admission.learnt.ttft_margins[0].factor < 1.1, "so late was to be expected beside the other one"
 
 
 def test_an_ordinary_error_of_predictions_is_not_put_down_to_neighbours() -> None:

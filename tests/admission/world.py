@@ -206,7 +206,7 @@ class World:
     def _end(self, one: Served) -> None:
         del self.active[one.flight]
         self.view.finish(one.flight, self.now)
-        self.admission.learn(
+        self.admission.learnt.learn(
             one.flight,
             ttft_seconds=one.ttft_seconds,
             tpot_seconds=one.tpot_seconds,

@@ -9,15 +9,12 @@ import msgspec
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.idle import over_idle
-from fulcrum.admission.layout_memory import LayoutMemory
+from fulcrum.admission.learnt import Learnt
 from fulcrum.admission.limits import over_memory, over_threshold, over_tpot, over_ttft
-from fulcrum.admission.margin import Margin
-from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
-from fulcrum.admission.outputs import OutputLengths
+from fulcrum.admission.overtaking import Overtaken, overtaken
 from fulcrum.admission.shares import ClassShares
 from fulcrum.admission.tuning import TUNING
-from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
 from fulcrum.routing import (
@@ -27,7 +24,6 @@ from fulcrum.routing import (
     Flight,
     Incoming,
     NoPath,
-    RequestLoad,
     Route,
     route,
 )
@@ -36,8 +32,6 @@ from fulcrum.routing.tuning import TUNING as ROUTING
 # Looking up a member of an enum costs half a microsecond.
 _OFF: Final = AdmissionPolicy.OFF
 _THRESHOLD: Final = AdmissionPolicy.THRESHOLD
-_PREFILL: Final = Role.PREFILL
-_DECODE: Final = Role.DECODE
 _UNBOUNDED: Final = float("inf")
 
 
@@ -60,13 +54,9 @@ class Admission:
         self.classes = ClassTable(classes)
         self.ttft_seconds = ttft_seconds
         self.tpot_seconds = tpot_seconds
-        self.outputs = OutputLengths(len(self.classes))
-        self.ttft_margins = [Margin(attainment) for _ in self.classes.names]
-        """By class: engines prefill them in order, so that what comes later makes the lower ones later alone."""
-        # A batch with too long steps is late for all requests in it, so it must be rarer: as if two came late at once.
-        self.tpot_margin = Margin(1 - (1 - attainment) ** 2)
-        self.neighbours = NeighbourSlowdown()
-        self.prefilling, self.decoding = LayoutMemory(), LayoutMemory()
+        self.learnt = Learnt(
+            len(self.classes), ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, attainment=attainment
+        )
         self.admitted = [0] * len(self.classes)
         """Admitted requests, by class."""
         self.rejected: dict[tuple[str, Reason], Tally] = {}
@@ -109,7 +99,7 @@ class Admission:
         """A request, the length of its output estimated; `units_per_token` are those of its `prefix`."""
         return Incoming(
             prompt_tokens=prompt_tokens,
-            output_tokens=self.outputs.expect(qos, prompt_tokens, max_tokens),
+            output_tokens=self.learnt.outputs.expect(qos, prompt_tokens, max_tokens),
             qos=qos,
             # A request may ask for more than is promised to all, never for less.
             ttft_seconds=ttft_seconds if ttft_seconds < self.ttft_seconds else _UNBOUNDED,
@@ -141,8 +131,8 @@ class Admission:
         the rejected request could have come in. To one that has waited it is.
         """
         view.pass_time(now_seconds)
-        self._forget(view, now_seconds)
-        self.outputs.look(view.decoding, now_seconds)
+        self.learnt.forget(view, now_seconds)
+        self.learnt.outputs.look(view.decoding, now_seconds)
         cap = self.classes.output_caps[incoming.qos]
         if cap is not None and (incoming.waited_seconds > 0 or now_seconds < self._saturated_until):
             incoming = capped(incoming, cap)
@@ -172,10 +162,12 @@ class Admission:
         if self.policy is _OFF:
             return self._let_in(incoming, found)
         least_seconds = found.decode.least_step
-        view.step_limit_seconds = least_seconds + self.tpot_margin.allowed_seconds(self.tpot_seconds - least_seconds)
+        view.step_limit_seconds = least_seconds + self.learnt.tpot_margin.allowed_seconds(
+            self.tpot_seconds - least_seconds
+        )
         if not again:
             self._shares.offered(incoming, found, view, now_seconds)
-        slower = self._slower(found, view, now_seconds)
+        slower = self.learnt.slower(found, view, now_seconds)
         if found.idle and slower == 1.0 and self._helps(found, view):
             return self._let_in(incoming, found)
         blocking = BatchInTheWay(incoming, found, view, now_seconds) if view.batch else None
@@ -205,68 +197,10 @@ class Admission:
     def refuse(self, incoming: Incoming, rejection: Reject) -> None:
         """Count a request that is turned away for good."""
         if rejection.over is Reason.TTFT_UNREACHABLE:
-            self.ttft_margins[incoming.qos].rejected()
+            self.learnt.ttft_margins[incoming.qos].rejected()
         elif rejection.over is Reason.TPOT_UNREACHABLE:
-            self.tpot_margin.rejected()
+            self.learnt.tpot_margin.rejected()
         self._count(incoming.qos, rejection.reason, incoming.prompt_tokens, incoming.output_tokens)
-
-    def learn(
-        self,
-        flight: Flight,
-        *,
-        ttft_seconds: float | None = None,
-        tpot_seconds: float | None = None,
-        output_tokens: float | None = None,
-    ) -> None:
-        """A request was served: what became of its predictions. Leave out what is not known."""
-        found = flight.route
-        if output_tokens is not None and output_tokens > 0:
-            self.outputs.learn(flight.load.qos, flight.load.prompt_tokens, output_tokens)
-        if not found.known or flight.load.batch:
-            return
-        # A worker that flipped meanwhile did two things at once; that says nothing about the next request.
-        if ttft_seconds is not None and (found.whole or flight.prefill.role is not _DECODE):
-            # What busy neighbours explain is no error of the prediction: both would be taken off the same promise.
-            slower = self.neighbours.factor(flight.busy_neighbours, flight.load.started_at)
-            # Its wait at the gateway was no prediction.
-            waited_seconds = flight.waited_seconds
-            predicted_seconds = slower * (flight.load.ttft_seconds - waited_seconds)
-            ttft_seconds = max(ttft_seconds - waited_seconds, 0.0)
-            # Where it had to wait, requests before it may have been mispredicted, and not its worker.
-            if found.wait_seconds <= 0 and found.hand_over.slot_seconds <= 0:
-                self.neighbours.learn(
-                    slower * ttft_seconds / predicted_seconds, flight.busy_neighbours, flight.load.started_at
-                )
-            self.ttft_margins[flight.load.qos].learn(
-                predicted_seconds,
-                ttft_seconds,
-                self.ttft_seconds - waited_seconds,
-                weight=self.prefilling.kept_since(flight.load.started_at),
-            )
-        if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
-            # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
-            least_seconds = flight.decode.least_step
-            limit_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
-            # What was predicted is not above its shortest step only where the worker was measured again meanwhile. That
-            # speed is given up already, so how wrong it was says nothing about the next prediction.
-            if min(found.tpot_seconds, limit_seconds) > least_seconds:
-                self.tpot_margin.learn(
-                    found.tpot_seconds - least_seconds,
-                    tpot_seconds - least_seconds,
-                    self.tpot_seconds - least_seconds,
-                    limit_seconds=limit_seconds - least_seconds,
-                    weight=self.decoding.kept_since(flight.load.started_at),
-                )
-
-    def _forget(self, view: ClusterView, now_seconds: float) -> None:
-        """Keep what was learnt of the workers that still do what they did."""
-        kept = self.prefilling.kept(view.workers.prefilling, now_seconds)
-        if kept < 1.0:
-            for margin in self.ttft_margins:
-                margin.keep(kept)
-        kept = self.decoding.kept(view.workers.decoding, now_seconds)
-        if kept < 1.0:
-            self.tpot_margin.keep(kept)
 
     def _helps(self, found: Route, view: ClusterView) -> bool:
         """Whether to serve it on workers that have nothing to do, whatever is predicted.
@@ -277,12 +211,6 @@ class Admission:
         hopeless = found.ttft_seconds > ROUTING.most_wrong * self.ttft_seconds
         return not (found.known and hopeless) or view.workers.idle
 
-    def _slower(self, found: Route, view: ClusterView, now_seconds: float) -> float:
-        """How many times longer than predicted it takes, because workers that share its hardware are busy."""
-        if not self.neighbours.per_neighbour:
-            return 1.0
-        return self.neighbours.factor(view.workers.busy_neighbours(found.prefill), now_seconds)
-
     def _over(
         self, incoming: Incoming, found: Route, view: ClusterView, rooms: tuple[float, float], slower: float
     ) -> list[Over]:
@@ -290,15 +218,15 @@ class Admission:
         if self.policy is _THRESHOLD or not found.known:
             return over_threshold(incoming, found, view, self._limits, rooms)
         checks = (
-            over_ttft(incoming, found, view, self.ttft_margins[incoming.qos], rooms[0], slower=slower),
-            over_tpot(incoming, found, view, self.tpot_margin, rooms[1]),
+            over_ttft(incoming, found, view, self.learnt.ttft_margins[incoming.qos], rooms[0], slower=slower),
+            over_tpot(incoming, found, view, self.learnt.tpot_margin, rooms[1]),
             over_memory(incoming, found),
         )
         return [one for one in checks if one is not None]
 
     def _fill_idle(self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float) -> Admit | Reject:
         """Let a batch request in where it takes what is idle."""
-        over = over_idle(incoming, found, view, self.tpot_margin, now_seconds)
+        over = over_idle(incoming, found, view, self.learnt.tpot_margin, now_seconds)
         if over is None:
             return self._let_in(incoming, found)
         return Reject(over.reason, _next_seconds(found, over.after_seconds), found)
@@ -307,11 +235,13 @@ class Admission:
         self, incoming: Incoming, found: Route, view: ClusterView, now_seconds: float, batch: list[Flight]
     ) -> Admit | Preempt | Reject:
         """Within all limits of its path without those of `batch`: let it in, if those of lower classes can bear it."""
-        overtaken = self._overtaken(incoming, found, view)
+        behind: Overtaken | None = ([], [])
+        if self.policy is not _THRESHOLD and found.known:
+            behind = overtaken(incoming, found, view, self.learnt, self._shares)
         after_seconds = found.prefill.prompts.backlog_seconds(now_seconds)
-        if overtaken is None:
+        if behind is None:
             return Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found)
-        later, victims = overtaken
+        later, victims = behind
         for leg, ttft_seconds in later:
             leg.ttft_seconds = ttft_seconds
         admitted = self._let_in(incoming, found)
@@ -322,40 +252,6 @@ class Admission:
             reason = Reason.NOTHING_IDLE if each.load.batch else Reason.PREEMPTED
             self._count(each.load.qos, reason, each.load.prompt_tokens, each.load.output_tokens)
         return Preempt(found, aborted, _next_seconds(found, after_seconds + found.work_seconds))
-
-    def _overtaken(
-        self, incoming: Incoming, found: Route, view: ClusterView
-    ) -> tuple[list[tuple[RequestLoad, float]], list[RequestLoad]] | None:
-        """Return which requests of lower classes are served later for it, with their new TTFT; and which make way.
-
-        Those that would be late make way, and so room for those behind them. None: one would be late whose class would
-        then have less than what is reserved for it.
-        """
-        later: list[tuple[RequestLoad, float]] = []
-        victims: list[RequestLoad] = []
-        rank = view.ranks[incoming.qos]
-        worker = found.prefill
-        if self.policy is _THRESHOLD or not found.known or worker.prompts.lower_seconds(rank) <= 0:
-            return later, victims
-        promise = self.ttft_seconds
-        more_seconds = found.work_seconds
-        less_seconds = [0.0] * len(self.classes)
-        for leg in worker.prompts.overtaken(rank):
-            qos = leg.qos
-            ttft_seconds = leg.ttft_seconds + more_seconds
-            less = less_seconds[qos] + leg.work_seconds
-            allowed = self.ttft_margins[qos].allowed_seconds(promise)
-            if leg.batch:
-                later.append((leg, ttft_seconds))
-            elif leg.ttft_seconds <= allowed < ttft_seconds and self._shares.above_reserve(qos, view, less):
-                less_seconds[qos] = less
-                more_seconds = max(more_seconds - leg.work_seconds, 0.0)
-                victims.append(leg)
-            elif leg.ttft_seconds <= promise < ttft_seconds:
-                return None
-            else:
-                later.append((leg, ttft_seconds))
-        return later, victims
 
     def _let_in(self, incoming: Incoming, found: Route) -> Admit:
         self.admitted[incoming.qos] += 1

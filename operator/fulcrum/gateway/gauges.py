@@ -154,8 +154,8 @@ def _admission(admission: AdmissionControl) -> Iterator[Metric]:
             "queue_wait_seconds", "Time in the admission queue, of the requests that waited in it."
         )
     # Without a class: one batch serves all of them.
-    margins = [(("tpot", ""), core.tpot_margin)]
-    margins += ((("ttft", name), margin) for name, margin in zip(names, core.ttft_margins, strict=True))
+    margins = [(("tpot", ""), core.learnt.tpot_margin)]
+    margins += ((("ttft", name), margin) for name, margin in zip(names, core.learnt.ttft_margins, strict=True))
     yield gauge(
         "prediction_margin",
         "How many times longer than predicted a latency is expected to be.",

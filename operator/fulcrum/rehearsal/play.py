@@ -40,8 +40,8 @@ class Margins:
     def of(cls, gateway: SimulatedGateway) -> Margins:
         """Read them."""
         admission = gateway.admission
-        factors = (one.factor for one in admission.ttft_margins)
-        return cls(ttft=dict(zip(admission.classes.names, factors, strict=True)), tpot=admission.tpot_margin.factor)
+        factors = (one.factor for one in admission.learnt.ttft_margins)
+        return cls(ttft=dict(zip(admission.classes.names, factors, strict=True)), tpot=admission.learnt.tpot_margin.factor)
 
     @classmethod
     def of_state(cls, state: AdmissionState, classes: Sequence[str]) -> Margins:
@@ -52,9 +52,9 @@ class Margins:
     def put(self, gateway: SimulatedGateway) -> None:
         """Have a gateway go on with them."""
         admission = gateway.admission
-        for name, margin in zip(admission.classes.names, admission.ttft_margins, strict=True):
+        for name, margin in zip(admission.classes.names, admission.learnt.ttft_margins, strict=True):
             margin.factor = self.ttft.get(name, 1.0)
-        admission.tpot_margin.factor = self.tpot
+        admission.learnt.tpot_margin.factor = self.tpot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,7 @@ class SimulatedGateway:
             prefix=request.prefix_ids[: min(request.prompt // PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS)],
             units_per_token=1.0,
         )
-        request.expected = self.admission.outputs.mean(incoming.qos, incoming.prompt_tokens)
+        request.expected = self.admission.learnt.outputs.mean(incoming.qos, incoming.prompt_tokens)
         if self._two_legs:
             incoming = msgspec.structs.replace(incoming, two_legs=True)
         if request.tried:
@@ -197,9 +197,9 @@ class SimulatedGateway:
         self.view.finish(flight, now)
         if not served:
             return
-        request.expected = self.admission.outputs.mean(flight.load.qos, request.prompt)
+        request.expected = self.admission.learnt.outputs.mean(flight.load.qos, request.prompt)
         first = request.first_token_seconds
-        self.admission.learn(
+        self.admission.learnt.learn(
             flight,
             ttft_seconds=first - request.arrival_seconds if request.attempts == 1 else None,
             tpot_seconds=(now - first) / (request.output - 1) if request.output > 1 else None,

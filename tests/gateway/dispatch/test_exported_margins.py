@@ -58,8 +58,8 @@ def experienced() -> AdmissionControl:
         flight = view.start(incoming, decided.route, now)
         view.prefill_done(flight, now + 1.0)
         view.finish(flight, now + 3.0)
-        core.learn(flight, ttft_seconds=1.5, tpot_seconds=0.2, output_tokens=700.0)
-        core.neighbours.learn(2.5, 2, NOW - 10.0)
+        core.learnt.learn(flight, ttft_seconds=1.5, tpot_seconds=0.2, output_tokens=700.0)
+        core.learnt.neighbours.learn(2.5, 2, NOW - 10.0)
     return control
 
 
@@ -104,9 +104,9 @@ def test_a_copy_decides_as_the_gateway_does() -> None:
     assert (state.prefilling.workers, len(state.prefilling.changes)) == (("p0", "p1"), 1)
     assert state.outputs[0].tokens == 700
     copy, fresh = copy_of(state), copy_of(None)
-    for margin, own in zip(copy.admission.ttft_margins, control.core.ttft_margins, strict=True):
+    for margin, own in zip(copy.admission.learnt.ttft_margins, control.core.learnt.ttft_margins, strict=True):
         assert (margin.factor, margin.error, margin.samples) == (own.factor, own.error, own.samples)
-    assert copy.admission.neighbours.factor(2, 0.0) == control.core.neighbours.factor(2, NOW) > 2
+    assert copy.admission.learnt.neighbours.factor(2, 0.0) == control.core.learnt.neighbours.factor(2, NOW) > 2
     deciding = [(control.core, control.cluster, NOW), *((each.admission, each.view, 0.0) for each in (copy, fresh))]
     for each in deciding:
         queue_up(*each)
@@ -130,8 +130,8 @@ def test_a_copy_forgets_what_was_learnt_under_a_layout_that_is_gone() -> None:
     flipped.view.workers.put("p1", Role.DECODE, pool="pool")
     for gateway in (stays, flipped):
         gateway.admission.consider(gateway.admission.incoming(prompt_tokens=10.0), gateway.view, 1.0)
-    assert stays.admission.ttft_margins[1].factor == state.ttft_margins[1].factor
-    assert flipped.admission.ttft_margins[1].factor == pytest.approx(state.ttft_margins[1].factor ** 0.5)
+    assert stays.admission.learnt.ttft_margins[1].factor == state.ttft_margins[1].factor
+    assert flipped.admission.learnt.ttft_margins[1].factor == pytest.approx(state.ttft_margins[1].factor ** 0.5)
 
 
 def test_other_classes_are_no_copy() -> None:

@@ -65,7 +65,7 @@ class Accounts:
 
     def _expect(self, tokens: Sum, incoming: Incoming) -> None:
         """Count what is expected now of such an answer; nothing while nothing is known of any."""
-        expected_tokens = self._admission.core.outputs.mean(incoming.qos, incoming.prompt_tokens)
+        expected_tokens = self._admission.core.learnt.outputs.mean(incoming.qos, incoming.prompt_tokens)
         if expected_tokens > 0:
             tokens.add(expected_tokens)
 
@@ -127,7 +127,7 @@ class Accounts:
             return
         counts.batch_output_tokens += output_tokens
         if exchange.flight is not None:
-            self._admission.core.learn(exchange.flight, output_tokens=output_tokens)
+            self._admission.core.learnt.learn(exchange.flight, output_tokens=output_tokens)
 
     def _prompt(self, exchange: Exchange, request: InferenceRequest, counts: ClassMetrics) -> None:
         """Prompt length of any request that could be read: one that was turned away is load too."""
@@ -173,7 +173,7 @@ class Accounts:
         first_seconds = ttft_seconds if exchange.attempts == 1 else None
         flight = exchange.flight
         if flight is not None and (self._admission.decides or self._count % _LEARN_EVERY == 0):
-            self._admission.core.learn(
+            self._admission.core.learnt.learn(
                 flight, ttft_seconds=first_seconds, tpot_seconds=pace_seconds, output_tokens=output_tokens
             )
             if self._count % _LEARN_EVERY == 0:

@@ -51,7 +51,7 @@ class Attempts:
         self._loop = loop
         self._leg_deadlines = LegDeadlines(
             config.slo_ttft_seconds,
-            admission.core.neighbours,
+            admission.core.learnt.neighbours,
             request_timeout_seconds=config.limits.request_timeout_seconds,
         )
         self._blame = Blame(self._leg_deadlines, registry=registry, metrics=metrics, loop=loop)
