@@ -469,7 +469,8 @@ class InferenceClusterStatus(ApiStruct, frozen=True, kw_only=True):
         None
     )
     rehearsal: Annotated[
-        RehearsalStatus | None, Meta(description="The last rehearsal; absent before the first, and with balance.rehearse Off.")
+        RehearsalStatus | None,
+        Meta(description="The last rehearsal; absent before the first, and with balance.rehearse Off."),
     ] = None
     recommendation: Annotated[
         Recommendation | None,
