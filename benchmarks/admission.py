@@ -139,7 +139,9 @@ def measure(case: Case, count: int) -> Took:
         other = view.start(incoming, route, now)
         view.prefill_done(other, now, prompt_tokens=1000)
         view.finish(other, now)
-        admission.learnt.learn(other, ttft_seconds=route.ttft_seconds, tpot_seconds=route.tpot_seconds, output_tokens=300)
+        admission.learnt.learn(
+            other, ttft_seconds=route.ttft_seconds, tpot_seconds=route.tpot_seconds, output_tokens=300
+        )
         times[2].append((clock() - began) / 1e3)
     decide, keys_took, book = (best_part(each) for each in times)
     return Took(decide, keys_took, book, rejected / len(times[0]))

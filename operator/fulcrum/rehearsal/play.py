@@ -41,7 +41,9 @@ class Margins:
         """Read them."""
         admission = gateway.admission
         factors = (one.factor for one in admission.learnt.ttft_margins)
-        return cls(ttft=dict(zip(admission.classes.names, factors, strict=True)), tpot=admission.learnt.tpot_margin.factor)
+        return cls(
+            ttft=dict(zip(admission.classes.names, factors, strict=True)), tpot=admission.learnt.tpot_margin.factor
+        )
 
     @classmethod
     def of_state(cls, state: AdmissionState, classes: Sequence[str]) -> Margins:
