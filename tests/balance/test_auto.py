@@ -452,7 +452,13 @@ def test_a_cluster_is_calm_where_nothing_moves_and_few_are_late() -> None:
     world.measurements = Measurements(unknown="nobody answers")
     assert not world.plan().calm
     world.measurements = with_traffic(attainment=0.99, rejected=0.0)
-    world.crash(next(iter(world.workers)))
+    assert not plan(world.snapshot(paused=True), world.now).calm, "it has a pace of its own"
+    name = next(name for name, worker in world.workers.items() if worker.role is Role.DECODE)
+    world.set(name, role=Role.DRAINING, draining_from=Role.DECODE)
+    assert not world.plan().calm, "the end of a drain is waited for"
+    world.set(name, role=Role.DECODE, draining_from=None)
+    assert world.plan().calm
+    world.crash(name)
     assert not world.plan().calm, "a worker is gone"
 
 

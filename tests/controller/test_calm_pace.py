@@ -36,7 +36,7 @@ def test_few_clusters_are_looked_at_as_often_as_ever(else_cores: float) -> None:
     assert set(Operator(20, look_seconds=0.025, else_cores=else_cores).run(10)) == {TICK_SECONDS}
 
 
-@pytest.mark.parametrize("clusters", [100, 300, 1000])
+@pytest.mark.parametrize("clusters", [100, 300, 600])
 def test_many_clusters_leave_a_part_of_the_core_for_those_in_trouble(clusters: int) -> None:
     operator = Operator(clusters, look_seconds=0.015)
     operator.run(5)

@@ -206,9 +206,12 @@ async def test_a_calm_cluster_is_looked_at_rarely_and_what_is_known_stands_as_lo
     world.seconds += 40.0
     assert world.watch.measurements().traffic == BUSY
     assert world.watch.loads()["c-p-0"].running == 3
-    # As soon as it is looked at closely again, what was read at the slow pace stands until the first close look.
+    # As soon as it is looked at closely again, what was read at the slow pace stands until traffic was read.
     world.watch.look_every(2.0)
+    world.answer = Unknown("a gateway went")
+    await world.tick()
     assert world.watch.measurements().traffic == BUSY
+    world.answer = BUSY
     await world.tick()
     world.seconds += 40.0
     assert world.watch.measurements().traffic is None

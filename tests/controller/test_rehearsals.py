@@ -29,7 +29,14 @@ from fulcrum.balance.measurements import Measurements
 from fulcrum.balance.rehearsed import Wanted, rehearses
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.play_process import PlayProcess
-from fulcrum.controller.rehearsals import FRESH_SECONDS, PAUSE_SECONDS, Asked, Rehearsals
+from fulcrum.controller.rehearsals import (
+    ESTIMATED_SECONDS,
+    FRESH_SECONDS,
+    PAUSE_SECONDS,
+    UNANSWERED_SECONDS,
+    Asked,
+    Rehearsals,
+)
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.case import Case, Played, played
 from fulcrum.rehearsal.memory import Memory
@@ -198,6 +205,37 @@ async def test_a_silent_gateway_is_no_smaller_load(metrics: Metrics, clock: Cloc
         clock.now += PAUSE_SECONDS
         rehearsals.ask(KEY, make_asked({"g": address}))
         await eventually(lambda: woken == [KEY], what="an answer once all are heard")
+
+
+async def test_estimates_decide_for_a_while_where_there_was_no_answer_for_long(metrics: Metrics, clock: Clock) -> None:
+    """Gateways of an older release tell no requests."""
+    unset = make_spec(rehearse=None)
+    async with rehearsing(metrics, clock) as (rehearsals, _):
+
+        def rehearses_now(spec: InferenceClusterSpec) -> bool:
+            return rehearsals.known(KEY, spec, Measurements()).rehearses
+
+        async def go_on(seconds: float) -> None:
+            end = clock.now + seconds
+            while clock.now < end:
+                before = count(metrics, "unknown")
+                rehearsals.ask(KEY, make_asked({"g": "127.0.0.1:1"}))
+                await eventually(lambda before=before: count(metrics, "unknown") > before, what="no answer")  # type: ignore[misc]
+                clock.now += 20.0
+
+        await go_on(UNANSWERED_SECONDS - 40.0)
+        assert rehearses_now(unset), "a gateway may be new"
+        await go_on(60.0)
+        assert not rehearses_now(unset)
+        assert rehearses_now(SPEC), "who asks for rehearsals gets nothing else"
+        clock.now += ESTIMATED_SECONDS
+        assert rehearses_now(unset), "they are tried again"
+        await go_on(20.0)
+        assert rehearses_now(unset)
+        # One that failed long ago says nothing.
+        clock.now += 3600.0
+        await go_on(20.0)
+        assert rehearses_now(unset)
 
 
 async def test_a_process_that_dies_costs_one_answer_and_the_others_go_on(metrics: Metrics, clock: Clock) -> None:

@@ -134,6 +134,12 @@ def test_a_role_whose_requests_are_longer_than_expected_needs_a_higher_quantile(
     assert quantiles[1] > 0.9
 
 
+@pytest.mark.parametrize("attainment", [0.01, 0.95, 1.0])
+def test_before_enough_was_seen_the_quantile_is_one_that_there_is(attainment: float) -> None:
+    few = np.full(3, 100.0)
+    assert 0.5 <= promised(few, few, attainment=attainment) < 1.0
+
+
 def test_a_forecast_that_is_hardly_off_needs_no_more_than_its_median() -> None:
     assert promised(np.full(200, 100.0), 100 + noise(2)) == 0.5
 

@@ -66,10 +66,10 @@ class Site:
     def __getitem__(self, name: str) -> FakeGateway:
         return self.gateways[name]
 
-    async def tick(self, *names: str, seconds: float = 2.0) -> None:
+    async def tick(self, *names: str, seconds: float = 2.0, every_seconds: float = 0.0) -> None:
         self.now += seconds
         listed = {name: self.gateways[name].ip for name in names or self.gateways}
-        await self.source.scrape(CLUSTER, listed, self.now)
+        await self.source.scrape(CLUSTER, listed, self.now, every_seconds=every_seconds)
 
     async def ticks(self, count: int, *, requests: int = 0, names: tuple[str, ...] = ()) -> None:
         for _ in range(count):
@@ -225,6 +225,29 @@ async def test_a_short_failure_loses_nothing(site: Site) -> None:
     site[B].status = 200
     await site.ticks(3, requests=2)
     assert await site.rate(14) == pytest.approx(2.0)
+
+
+async def test_a_scrape_that_fails_as_a_slow_pace_ends_loses_nothing(site: Site) -> None:
+    """The first one at the quick pace comes when something is wrong: a gateway may be gone, too."""
+    for _ in range(5):
+        for name in (A, B):
+            site[name].arrive(20)
+        await site.tick(seconds=20.0, every_seconds=20.0)
+    assert await site.rate(40) == pytest.approx(2.0)
+    site[B].status = 500
+    for name in (A, B):
+        site[name].arrive(18)
+    await site.tick(seconds=18.0, every_seconds=2.0)
+    assert await site.rate(60) == pytest.approx(2.0), "still within the grace of the slow pace"
+    site[B].status = 200
+    for _ in range(10):
+        for name in (A, B):
+            site[name].arrive(2)
+        await site.tick(every_seconds=2.0)
+        assert await site.rate(60) == pytest.approx(2.0)
+    # From then on it is the grace of the quick one.
+    site.now += 16.0
+    assert "the last scrape was 16 s ago" in _reason(await site.traffic())
 
 
 async def test_a_long_failure_is_a_gap(site: Site) -> None:

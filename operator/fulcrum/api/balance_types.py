@@ -72,7 +72,8 @@ class Forecast(ApiStruct, frozen=True, kw_only=True):
         Meta(
             description="Where no quantile is given. Quantile: 0.9. Promise: the lowest at which a back-test misses no "
             "more than half of the requests that slo.attainment leaves, at least 0.5: fewer workers, and fewer "
-            "requests inside the SLO beyond those promised."
+            "requests inside the SLO beyond those promised. Objects of an older release have quantile: 0.9 written "
+            "down, which rules: remove it."
         ),
     ] = ForecastBound.QUANTILE
 
@@ -218,7 +219,7 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
             description='"On" (in quotes: YAML takes a bare On for true): roles change when the last minutes of '
             "requests, played by the operator under another layout, are served better by it beyond chance; that needs "
             'gateway.record. "Off": when a model of the workers expects it. For Auto and Observe. Default: "On" where '
-            "gateways record."
+            "gateways record; estimates decide for ten minutes where there was no answer for five."
         ),
     ] = None
     scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()

@@ -81,12 +81,15 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     context = step_context(snapshot, decision, faults, now)
     actions = () if snapshot.paused else next_actions(context, STEPS)
     status = status_of(snapshot, decision, actions, faults, now, least_available=least_available)
+    requeue_seconds = _requeue_seconds(snapshot, actions, status, now)
+    # What is paused, drains or waits for Pods has a pace of its own.
+    usual = requeue_seconds == TUNING.tick_seconds and not _moves(snapshot, actions, status)
     return BalancePlan(
         actions=actions,
         status=status,
         events=events_of(snapshot.status, status),
-        requeue_after_seconds=_requeue_seconds(snapshot, actions, status, now),
-        calm=decision.trace.calm and decision.sleep is None and not _moves(snapshot, actions, status),
+        requeue_after_seconds=requeue_seconds,
+        calm=decision.trace.calm and decision.sleep is None and usual,
         least_available=least_available,
         target=(decision.proposal or decision).assignment.counts,
         trace=decision.trace,
@@ -153,6 +156,7 @@ def _moves(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClu
     return (
         any(changes_cluster(action) for action in actions)
         or any(condition.reason is Reason.KV_TRANSFER_FAILING for condition in status.conditions)
+        or any(adapter.loaded < adapter.workers for adapter in snapshot.measurements.adapters)
         or any(w.stale or w.deleting or not w.ready or not w.role_acknowledged for w in snapshot.workers)
     )
 

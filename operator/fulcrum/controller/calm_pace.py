@@ -10,18 +10,18 @@ from fulcrum.controller.sources import TICK_SECONDS
 from fulcrum.load.tuning import TUNING
 
 SHARE: Final = 0.6
-"""Of a core, which this process uses before it looks at calm clusters less often; the rest is for those in trouble."""
-LONGEST_SECONDS: Final = TUNING.window_seconds
-"""What is read then covers every request once."""
+"""Of a core, which that thread uses before it looks at calm clusters less often; the rest is for those in trouble."""
+LONGEST_SECONDS: Final = TUNING.memory_seconds / (3 * TUNING.least_seen)
+"""Bursts are seen in what arrives between looks: that takes twice the least number of them that anything takes."""
 MEASURED_SECONDS: Final = 10.0
 """Over which the use of the processor is measured."""
 
 
 class CalmPace:
-    """Follows the processor time of this process. A fleet that is small enough is never looked at less often."""
+    """Follows the processor time of the thread that looks: other threads are not relieved by fewer looks."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, cpu_seconds: Callable[[], float] = time.process_time
+        self, clock: Callable[[], float] = time.monotonic, cpu_seconds: Callable[[], float] = time.thread_time
     ) -> None:
         self._clock = clock
         self._cpu_seconds = cpu_seconds

@@ -85,7 +85,8 @@ class ClusterWatch:
         self._every_seconds = TICK_SECONDS
         """Between two looks, where load is decided by."""
         self._slack_seconds = 0.0
-        """By how much what is known may be older than at the usual pace: that of the last look, or of the next one."""
+        """By how much what is known may be older than at the usual pace: that since traffic was read, or of the next
+        look."""
         self._hurry = asyncio.Event()
         self._traffic: tuple[float, Traffic] | None = None
         self._asked_at = float("-inf")
@@ -235,7 +236,6 @@ class ClusterWatch:
             self._read_callers(cluster),
             self._read_batches(cluster),
         )
-        self._slack_seconds = self._every_seconds - TICK_SECONDS
         if decides(cluster.spec):
             self._forecast.begin(cluster, source, start_seconds=self._start_seconds)
         self._begin_comparison(cluster)
@@ -288,6 +288,7 @@ class ClusterWatch:
         if self._unknown is not None:
             logger.info("traffic_known namespace=%s cluster=%s rate=%.3g", *cluster.ref.key, answer.rate)
         self._traffic, self._unknown = (self._clock(), answer), None
+        self._slack_seconds = self._every_seconds - TICK_SECONDS
 
     def _sound(self, answer: Traffic | Unknown) -> Traffic | Unknown:
         """Drop what is no number where it enters: decisions reckon with numbers only."""

@@ -130,6 +130,9 @@ class Reconciler:
         try:
             after_seconds = await self._reconcile(key)
             result = "ok" if after_seconds is not None else "gone"
+        except Exception:
+            self._watches.look_every(key, TICK_SECONDS)
+            raise
         finally:
             self._metrics.reconcile(result, time.monotonic() - began)
             self._metrics.clusters(len(self._memories))

@@ -34,6 +34,10 @@ PAUSE_SECONDS: Final = 5.0
 """Between two questions about one cluster: little more is known before."""
 LONGEST_PAUSE_SECONDS: Final = 600.0
 """After rehearsals of a cluster that failed one after the other: the pause doubles with each."""
+UNANSWERED_SECONDS: Final = 300.0
+"""Without an answer, after which estimates decide where `balance.rehearse` is not set."""
+ESTIMATED_SECONDS: Final = 600.0
+"""How long they do, before rehearsals are tried again."""
 FRESH_SECONDS: Final = 60.0
 """How old the requests may be by which a plan acts."""
 
@@ -78,6 +82,21 @@ class _Cluster:
     """Monotonic time before which nothing is asked."""
     failures: int = 0
     """One after the other, until now."""
+    unanswered: tuple[float, float] | None = None
+    """Monotonic times of the first and the last question, one after the other, that could not be played."""
+
+    def unanswered_at(self, now: float) -> None:
+        """Take in that a question could not be played at monotonic time `now`."""
+        goes_on = self.unanswered is not None and now - self.unanswered[1] < ESTIMATED_SECONDS
+        self.unanswered = (self.unanswered[0] if self.unanswered is not None and goes_on else now, now)
+
+    def estimates(self, now: float) -> bool:
+        """Report whether estimates are to decide at monotonic time `now`."""
+        if self.unanswered is None:
+            return False
+        first, last = self.unanswered
+        return last - first >= UNANSWERED_SECONDS and now - last < ESTIMATED_SECONDS
+
     problem: str = ""
 
 
@@ -108,6 +127,8 @@ class Rehearsals:
         if not rehearses(spec):
             return measured
         cluster = self._clusters.get(key)
+        if cluster is not None and spec.balance.rehearse is None and cluster.estimates(self._clock()):
+            return measured
         answer = cluster.answer if cluster is not None else None
         if answer is not None and (self._now() - answer.time).total_seconds() > FRESH_SECONDS:
             answer = None
@@ -144,7 +165,7 @@ class Rehearsals:
             await asyncio.wait(set(self._stopped))
 
     async def _serve(self, key: ClusterKey, cluster: _Cluster) -> None:
-        began = self._clock()
+        began, known = self._clock(), False
         try:
             async with self._turns.of(key[0]):
                 asked, cluster.asked = cluster.asked, None
@@ -160,7 +181,7 @@ class Rehearsals:
             self._metrics.rehearsal("failed")
             logger.exception("rehearsal_failed namespace=%s cluster=%s", *key)
         else:
-            cluster.memory, cluster.failures = found.memory, 0
+            cluster.memory, cluster.failures, known = found.memory, 0, not found.problem
             self._say(key, cluster, found.problem)
             result = "unknown" if found.problem else "none" if found.rehearsed is None else "answered"
             self._metrics.rehearsal(result, found.plays, found.played_requests)
@@ -171,6 +192,10 @@ class Rehearsals:
         finally:
             pause_seconds = min(PAUSE_SECONDS * 2.0 ** min(cluster.failures, 10), LONGEST_PAUSE_SECONDS)
             cluster.task, cluster.asked, cluster.next_at = None, None, self._clock() + pause_seconds
+            if known:
+                cluster.unanswered = None
+            else:
+                cluster.unanswered_at(self._clock())
 
     async def _played(self, asked: Asked, memory: Memory) -> Played:
         rings = await read_rings(asked.gateways, token=asked.token, last_seconds=TUNING.memory_seconds)

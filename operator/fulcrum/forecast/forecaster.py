@@ -177,7 +177,7 @@ class Forecaster:
     def _fit_one_that_is_due(self, rate: Floats) -> None:
         """Fit the most overdue model, one at a time so that no update takes long.
 
-        One is due after an eighth of what it was fitted on has come.
+        One is due after an eighth of what it was fitted on has come, and after six intervals at least.
         """
         due, most = None, 1.0
         for method in self._methods:
@@ -185,7 +185,7 @@ class Forecaster:
             # The baselines hold nothing that ages.
             if method in _AGELESS and method in self._models:
                 continue
-            overdue = (self._taken - taken) / (min(length, WINDOW_INTERVALS) / 8)
+            overdue = (self._taken - taken) / max(min(length, WINDOW_INTERVALS) / 8, 6)
             if overdue >= most:
                 due, most = method, overdue
         if due is not None:

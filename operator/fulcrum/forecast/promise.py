@@ -20,7 +20,7 @@ def promised_quantile(scores: Scores, *, attainment: float, scale: LogScale, mis
     the quantile, so the lowest that suffices is the cheapest. Before enough errors were seen it is `attainment`.
     """
     if len(scores) < LEAST_INTERVALS:
-        return max(attainment, 0.5)
+        return min(max(attainment, 0.5), 0.99)  # nothing that is so little known is certain
     expected = scale.forward(scores.forecast)
     errors = np.sort(scale.forward(scores.actual) - expected)
     works = [scores.actual * times for times in misjudged] or [scores.actual]

@@ -59,7 +59,7 @@ class _Cluster:
     problem: str | None = None
     """Why the last tick was not complete."""
     every_seconds: float = 0.0
-    """Until the next scrape."""
+    """Longest time between two scrapes since the last tick at which every gateway answered."""
     grace_seconds: float = 0.0
     """How old a page or a tick may be."""
 
@@ -113,10 +113,12 @@ class ScrapeSource:
         known = self._clusters.setdefault(cluster.key, _Cluster())
         if known.scraped_at is not None and now <= known.scraped_at:
             return
-        known.grace_seconds = max(self._grace_seconds, 2.5 * max(every_seconds, known.every_seconds))
-        known.every_seconds = every_seconds
+        known.every_seconds = max(known.every_seconds, every_seconds)
+        known.grace_seconds = max(self._grace_seconds, 2.5 * known.every_seconds)
         pages = await asyncio.gather(*(self._page(cluster, name, address) for name, address in gateways.items()))
         self._take(known, dict(zip(gateways, pages, strict=True)), now)
+        if known.complete_at == now:
+            known.every_seconds = every_seconds
 
     def forget(self, cluster: ClusterRef) -> None:
         """Drop what is remembered of a cluster that is gone."""
