@@ -161,7 +161,7 @@ def test_an_answer_that_would_outgrow_the_cache_is_turned_away(output_tokens: in
 def test_a_prompt_waits_for_memory_within_its_promise(life_tokens: int, let_in: bool) -> None:
     """Three contexts of 60,000 tokens, a prompt of 25,000 that takes 2.5 s to prefill, and a cache of 200,000."""
     admission, view = make()
-    view.ttft_seconds = admission.ttft_seconds = 5.0
+    view.ttft_seconds = admission.learnt.ttft_seconds = 5.0
     fill(view, 3, Incoming(prompt_tokens=60_000, output_tokens=life_tokens), decoding=True)
     view.usual_ttft_seconds = 0.0
     outcome = admission.decide(Incoming(prompt_tokens=25_000, output_tokens=20), view, 0.0)

@@ -19,7 +19,7 @@ class Operator:
     @property
     def cores(self) -> float:
         """What it would use, if there were as many."""
-        return self.else_cores + self.clusters * self.look_seconds / self.pace.seconds
+        return self.else_cores + self.clusters * self.look_seconds / self.pace.seconds()
 
     def run(self, minutes: float) -> list[float]:
         """The pace over time; no more than one core is there."""
@@ -27,7 +27,7 @@ class Operator:
         for _ in range(int(minutes * 60 / MEASURED_SECONDS)):
             self.cpu_seconds += min(1.0, self.cores) * MEASURED_SECONDS
             self.now += MEASURED_SECONDS
-            paces.append(self.pace.seconds)
+            paces.append(self.pace.seconds())
         return paces
 
 
@@ -41,7 +41,7 @@ def test_many_clusters_leave_a_part_of_the_core_for_those_in_trouble(clusters: i
     operator = Operator(clusters, look_seconds=0.015)
     operator.run(5)
     assert operator.cores == pytest.approx(SHARE, rel=0.02)
-    assert TICK_SECONDS < operator.pace.seconds < LONGEST_SECONDS
+    assert TICK_SECONDS < operator.pace.seconds() < LONGEST_SECONDS
 
 
 def test_too_many_clusters_are_still_looked_at_within_a_window() -> None:

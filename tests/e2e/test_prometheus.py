@@ -61,7 +61,7 @@ async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
     until = partial(asyncio.to_thread, wait_until)
     auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": 3, "decode": 1}}})
     await until("3P:1D", partial(at_least, auto, "prefill", 3), seconds=120)
-    # Gateways tell what a rehearsal plays, and so without one.
+    # A rehearsal plays what gateways tell: this is about what Prometheus says.
     balance = {"mode": "Auto", "ratio": None, "rehearse": "Off"}
     auto.patch({"balance": balance, "metrics": {"prometheus": {"url": prometheus.url}}})
     with Pressure(auto, ANSWERS):

@@ -52,8 +52,6 @@ class Admission:
         """`gateways`: replicas that share the traffic evenly."""
         self.policy = policy
         self.classes = ClassTable(classes)
-        self.ttft_seconds = ttft_seconds
-        self.tpot_seconds = tpot_seconds
         self.learnt = Learnt(
             len(self.classes), ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, attainment=attainment
         )
@@ -64,6 +62,16 @@ class Admission:
         self._limits = limits or ThresholdLimits()
         self._shares = ClassShares(self.classes, gateways=gateways)
         self._saturated_until = -_UNBOUNDED
+
+    @property
+    def ttft_seconds(self) -> float:
+        """What is promised to all."""
+        return self.learnt.ttft_seconds
+
+    @property
+    def tpot_seconds(self) -> float:
+        """What is promised to all."""
+        return self.learnt.tpot_seconds
 
     def share(self, gateways: int) -> None:
         """So many gateways share the traffic evenly from now on."""

@@ -64,7 +64,8 @@ class Fields:
                 continue
             if isinstance(found, bool) or not isinstance(found, int) or found < 0 or (found == 0 and default != 0):
                 raise ModelConfigError(name, f"is {repr(found)[:_MOST_TEXT]}, must be a positive integer")
-            if found > (most := 2**31):  # products of larger ones would not fit a float
+            most = 2**31  # products of larger ones would not fit a float
+            if found > most:
                 raise ModelConfigError(name, f"is larger than {most}, which no model has")
             return found
         if default is not None or optional:

@@ -10,9 +10,9 @@ from fulcrum.controller.sources import TICK_SECONDS
 from fulcrum.load.tuning import TUNING
 
 SHARE: Final = 0.6
-"""Of a core, which that thread uses before it looks at calm clusters less often; the rest is for those in trouble."""
+"""Of a core, up to which calm clusters are looked at as often as all others; the rest is for those in trouble."""
 LONGEST_SECONDS: Final = TUNING.memory_seconds / (3 * TUNING.least_seen)
-"""Bursts are seen in what arrives between looks: that takes twice the least number of them that anything takes."""
+"""The last minutes then have 15 looks. How bursty arrivals are is measured from one look to the next, and takes 10."""
 MEASURED_SECONDS: Final = 10.0
 """Over which the use of the processor is measured."""
 
@@ -28,9 +28,12 @@ class CalmPace:
         self._at, self._used_seconds = clock(), cpu_seconds()
         self._seconds = TICK_SECONDS
 
-    @property
+    def every_seconds(self, *, calm: bool, most_seconds: float) -> float:
+        """Return the time between two looks at one cluster; `most_seconds`: of its forecast, which takes each in."""
+        return max(TICK_SECONDS, min(self.seconds(), most_seconds)) if calm else TICK_SECONDS
+
     def seconds(self) -> float:
-        """Seconds between two looks at a calm cluster."""
+        """Return the time between two looks at calm clusters, measured anew from time to time."""
         now = self._clock()
         if now - self._at >= MEASURED_SECONDS:
             used_seconds = self._cpu_seconds()

@@ -136,7 +136,7 @@ class Reconciler:
         finally:
             self._metrics.reconcile(result, time.monotonic() - began)
             self._metrics.clusters(len(self._memories))
-            self._metrics.calm_look(self._calm_pace.seconds)
+            self._metrics.calm_look(self._calm_pace.seconds())
         return after_seconds
 
     async def _reconcile(self, key: ClusterKey) -> float | None:
@@ -382,9 +382,7 @@ class Reconciler:
             return 0.0
         after_seconds = tick.plan.requeue_after_seconds
         interval_seconds = seconds(tick.cluster.spec.balance.forecast.interval)
-        every_seconds = (
-            max(TICK_SECONDS, min(self._calm_pace.seconds, interval_seconds)) if tick.plan.calm else TICK_SECONDS
-        )
+        every_seconds = self._calm_pace.every_seconds(calm=tick.plan.calm, most_seconds=interval_seconds)
         self._watches.look_every(key, every_seconds)
         if every_seconds > TICK_SECONDS:
             # The next look at its load is followed by a tick; this is for one that does not come.

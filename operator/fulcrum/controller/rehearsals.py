@@ -37,7 +37,7 @@ LONGEST_PAUSE_SECONDS: Final = 600.0
 UNANSWERED_SECONDS: Final = 300.0
 """Without an answer, after which estimates decide where `balance.rehearse` is not set."""
 ESTIMATED_SECONDS: Final = 600.0
-"""How long they do, before rehearsals are tried again."""
+"""How long estimates decide, before rehearsals are tried again."""
 FRESH_SECONDS: Final = 60.0
 """How old the requests may be by which a plan acts."""
 
@@ -82,22 +82,22 @@ class _Cluster:
     """Monotonic time before which nothing is asked."""
     failures: int = 0
     """One after the other, until now."""
+    problem: str = ""
     unanswered: tuple[float, float] | None = None
     """Monotonic times of the first and the last question, one after the other, that could not be played."""
 
-    def unanswered_at(self, now: float) -> None:
+    def remember_unanswered(self, now: float) -> None:
         """Take in that a question could not be played at monotonic time `now`."""
-        goes_on = self.unanswered is not None and now - self.unanswered[1] < ESTIMATED_SECONDS
-        self.unanswered = (self.unanswered[0] if self.unanswered is not None and goes_on else now, now)
+        first, last = self.unanswered or (now, now)
+        # One that was long ago, as when estimates decided meanwhile, is no part of what fails now.
+        self.unanswered = (first if now - last < ESTIMATED_SECONDS else now, now)
 
-    def estimates(self, now: float) -> bool:
+    def leaves_it_to_estimates(self, now: float) -> bool:
         """Report whether estimates are to decide at monotonic time `now`."""
         if self.unanswered is None:
             return False
         first, last = self.unanswered
         return last - first >= UNANSWERED_SECONDS and now - last < ESTIMATED_SECONDS
-
-    problem: str = ""
 
 
 class Rehearsals:
@@ -127,7 +127,7 @@ class Rehearsals:
         if not rehearses(spec):
             return measured
         cluster = self._clusters.get(key)
-        if cluster is not None and spec.balance.rehearse is None and cluster.estimates(self._clock()):
+        if cluster is not None and spec.balance.rehearse is None and cluster.leaves_it_to_estimates(self._clock()):
             return measured
         answer = cluster.answer if cluster is not None else None
         if answer is not None and (self._now() - answer.time).total_seconds() > FRESH_SECONDS:
@@ -195,7 +195,7 @@ class Rehearsals:
             if known:
                 cluster.unanswered = None
             else:
-                cluster.unanswered_at(self._clock())
+                cluster.remember_unanswered(self._clock())
 
     async def _played(self, asked: Asked, memory: Memory) -> Played:
         rings = await read_rings(asked.gateways, token=asked.token, last_seconds=TUNING.memory_seconds)
