@@ -108,6 +108,10 @@ async def eventually(
         await asyncio.sleep(pause_seconds)
 
 
+def _text(what: What) -> str:
+    return what if isinstance(what, str) else what()
+
+
 class _Poll:
     """The deadline of one wait, and what its failure says."""
 
@@ -121,8 +125,7 @@ class _Poll:
 
     def check(self, last: object) -> None:
         if time.monotonic() >= self._end:
-            what = self._what if isinstance(self._what, str) else self._what()
-            raise AssertionError(f"not within {self._seconds:g} s: {what} (last: {last!r})")
+            raise AssertionError(f"not within {self._seconds:g} s: {_text(self._what)} (last: {last!r})")
 
 
 def cost_ratio(
@@ -145,3 +148,16 @@ def cost_ratio(
             times.append(clock())
         ratios.append((times[2] - times[1]) / max(times[1] - times[0], 1e-9))
     return statistics.median(ratios)
+
+
+def undisturbed(ratio: Callable[[], float], *, at_most: float, rounds: int = 3, what: What = "") -> None:
+    """Measure a ratio of durations until it is `at_most`; AssertionError with all of them after `rounds`.
+
+    For tests of real engines: other work on the machine spoils one round, and a fault spoils all of them.
+    """
+    ratios: list[float] = []
+    while len(ratios) < rounds:
+        ratios.append(ratio())
+        if ratios[-1] <= at_most:
+            return
+    raise AssertionError(f"all of {[round(each, 2) for each in ratios]} above {at_most:g}: {_text(what)}")

@@ -21,6 +21,7 @@ from tests.machine import (
     factor,
     factor_of,
     probe_seconds,
+    undisturbed,
     wait_until,
 )
 from tests.run_report import folder_lines
@@ -152,3 +153,11 @@ def test_twice_the_work_costs_twice_as_much_on_a_core_that_changes(slowness: lis
         return run
 
     assert cost_ratio(work(0.01), work(0.02), clock=lambda: now) == pytest.approx(2.0)
+
+
+def test_one_round_that_nothing_disturbed_is_enough_and_none_is_told() -> None:
+    ratios = [2.0, 0.4, 3.0]
+    undisturbed(lambda: ratios.pop(0), at_most=0.5)
+    assert ratios == [3.0]
+    with pytest.raises(AssertionError, match=r"all of \[3.0, 0.6\] above 0.5: why"):
+        undisturbed(iter([3.0, 0.6]).__next__, at_most=0.5, rounds=2, what=lambda: "why")

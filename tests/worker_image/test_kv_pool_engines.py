@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.machine import deadline_seconds, wait_until
+from tests.machine import deadline_seconds, undisturbed, wait_until
 from tests.worker_image.tiered_engine import BLOCK_TOKENS, Answer, TieredEngine, tiered_engine
 
 from fulcrum_worker.kv.pool.names import BAD_BLOCKS, PROBLEM
@@ -50,8 +49,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
         first, second = (each.result() for each in [threads.submit(start, folder) for folder in folders])
         for engine in (first, second):
-            for tokens in (100, 400, 1200, 100):
-                engine.ask(engine.prompt(tokens), max_tokens=2)
+            for tokens in (100, 400, 1200, TOKENS, 100):  # it learns how fast it is: what it does not load, it computes
+                engine.ask(engine.prompt(tokens), max_tokens=2, cache_salt=engine.folder.name)
         yield Pair(first, second, pool)
 
 
@@ -60,12 +59,15 @@ def from_pool(engine: TieredEngine) -> float:
 
 
 def test_the_other_engine_answers_the_same_and_sooner(pair: Pair) -> None:
-    prompt, cold = pair.prompt()
-    before = from_pool(pair.second)
-    restored = pair.second.ask(prompt, max_tokens=64)
-    assert from_pool(pair.second) - before == IN_BLOCKS
-    assert restored.tokens == cold.tokens
-    assert restored.ttft_seconds <= 0.5 * cold.ttft_seconds, "benchmarks/kv_pool.py has the figures"
+    def restored_by_cold() -> float:
+        prompt, cold = pair.prompt()
+        before = from_pool(pair.second)
+        restored = pair.second.ask(prompt, max_tokens=64)
+        assert from_pool(pair.second) - before == IN_BLOCKS
+        assert restored.tokens == cold.tokens
+        return restored.ttft_seconds / cold.ttft_seconds
+
+    undisturbed(restored_by_cold, at_most=0.5, what="benchmarks/kv_pool.py has the figures")
 
 
 def test_answers_are_in_the_pool_too(pair: Pair) -> None:
@@ -109,18 +111,28 @@ def test_spoilt_blocks_are_computed_again(pair: Pair) -> None:
 
 
 def test_a_pool_that_turns_slow_costs_little_more_than_computing(pair: Pair) -> None:
-    prompt, cold = pair.prompt()
     slow_seconds = deadline_seconds(2.0)
-    pair.second.set(pool_seconds_per_block=0.0, then_pool_seconds_per_block=slow_seconds, blocks_before=8)
-    began = time.monotonic()
-    restored = pair.second.ask(prompt, max_tokens=64)
-    took = time.monotonic() - began
-    pair.second.set()
-    assert restored.tokens == cold.tokens
-    assert took < 8 * slow_seconds
-    after = pair.second.ask(pair.first.prompt(TOKENS), max_tokens=1)
-    computing = max(cold.ttft_seconds, after.ttft_seconds)
-    assert restored.ttft_seconds <= 1.4 * computing, "eight blocks' time if it had waited"
+
+    def trusted() -> bool:
+        prompt, _ = pair.prompt()
+        before = from_pool(pair.second)
+        pair.second.ask(prompt, max_tokens=1)
+        return from_pool(pair.second) > before
+
+    def restored_by_computed() -> float:
+        wait_until(trusted, seconds=120, what="a pool that was slow is tried again")
+        prompt, cold = pair.prompt()
+        pair.second.set(pool_seconds_per_block=0.0, then_pool_seconds_per_block=slow_seconds, blocks_before=8)
+        before = from_pool(pair.second)
+        restored = pair.second.ask(prompt, max_tokens=64)
+        pair.second.set()
+        assert from_pool(pair.second) > before, "what came before it turned slow is used"
+        assert restored.tokens == cold.tokens
+        assert restored.ttft_seconds < 8 * slow_seconds, "it does not wait for eight blocks"
+        computed = (pair.second.ask(pair.first.prompt(TOKENS), max_tokens=1) for _ in range(2))
+        return restored.ttft_seconds / max(cold.ttft_seconds, *(each.ttft_seconds for each in computed))
+
+    undisturbed(restored_by_computed, at_most=1.4)
 
 
 def test_a_pool_that_goes_and_comes_back(pair: Pair) -> None:

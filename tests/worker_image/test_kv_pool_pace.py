@@ -47,10 +47,10 @@ def test_a_pool_that_was_slow_is_tried_again() -> None:
     assert not made.is_worth(WANTED, after=HOST)
 
 
-def test_without_a_known_speed_all_is_loaded() -> None:
-    made, _ = pace(tokens_per_second=1, speed=None)
-    assert made.is_worth(WANTED, after=HOST)
-    assert not made.is_late(WANTED, moved_share=0.0, seconds=100.0)
+def test_without_a_known_speed_nothing_is_loaded_as_nothing_would_say_when_it_is_late() -> None:
+    made, _ = pace(tokens_per_second=100_000, speed=None)
+    assert not made.is_worth(WANTED, after=HOST)
+    assert made.is_late(WANTED, moved_share=0.9, seconds=0.0)
 
 
 @given(quick=st.floats(200, 1e6), slow=st.floats(1, 200), turns=st.floats(0, 1), matched=st.integers(64, 100_000))

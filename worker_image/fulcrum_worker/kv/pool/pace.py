@@ -48,10 +48,13 @@ class PoolPace:
         self._link.learn(tokens=tokens, seconds=seconds)
 
     def is_worth(self, wanted: Wanted, *, after: TransferCost) -> bool:
-        """Report whether to load; `after` is the way on from host memory. Now and then a slow pool is tried again."""
+        """Report whether to load; `after` is the way on from host memory. Now and then a slow pool is tried again.
+
+        Never while the engine's speed is not known: nothing would say when a load is late.
+        """
         speed, matched = self._speed(), min(wanted.matched, wanted.prompt - 1)
         if speed is None or matched <= wanted.present:
-            return True
+            return speed is not None
         link = self._link.predict()
         way = restore(
             present_tokens=wanted.present,
@@ -79,7 +82,7 @@ class PoolPace:
         """
         speed = self._speed()
         if speed is None:
-            return False
+            return True
         alone = restore(
             present_tokens=wanted.present,
             matched_tokens=wanted.present,
