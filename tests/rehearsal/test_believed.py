@@ -80,10 +80,13 @@ def test_what_the_simulator_does_not_know_cannot_be_played() -> None:
     assert of(make_spec(engine=offload)) is None, "the KV of a token has no known size"
     assert of(make_spec(engine=offload), model=facts_of_name("meta-llama/Llama-3.1-8B-Instruct")) is not None
     assert of(make_spec(engine=offload), model=ModelFacts()) is None
-    assert of(make_spec(engine={"kvCache": {"blockSize": 48}})) is None
-    small = of(make_spec(engine={"kvCache": {"blockSize": 64}}))
-    assert small is not None
-    assert small.block_tokens == 64
+
+
+@pytest.mark.parametrize("size", range(1, 257))
+def test_every_size_of_kv_blocks_is_played(size: int) -> None:
+    found = of(make_spec(engine={"kvCache": {"blockSize": size}}))
+    assert found is not None
+    assert size / 2 < found.block_tokens <= size
 
 
 def test_plays_have_at_least_one_gateway() -> None:

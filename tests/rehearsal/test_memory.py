@@ -11,7 +11,7 @@ from tests.rehearsal.worlds import make_seen, split
 from fulcrum.balance.rehearsed import Wanted
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.memory import Memory, remembered
-from fulcrum.rehearsal.rehearse import Answer, Offset
+from fulcrum.rehearsal.rehearse import Answer, Foretold, Offset
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
@@ -84,7 +84,14 @@ def test_requests_that_are_forgotten_do_not_make_another_load() -> None:
 @pytest.mark.parametrize(("chosen", "stayed"), [(STANDS, True), (OTHER, False)])
 def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
     answer = Answer(
-        chosen=chosen, requests=200, future_seconds=60.0, compared=(), offsets=OFFSETS, plays=5, played_requests=900
+        chosen=chosen,
+        foretold=Foretold(after_seconds=(1.0,), inside=(True,), off=0.0),
+        requests=200,
+        future_seconds=60.0,
+        compared=(),
+        offsets=OFFSETS,
+        plays=5,
+        played_requests=900,
     )
     wanted = Wanted(key="k", standing=STANDS, flexible=frozenset({"p"}), mixes=True, stands_since=None)
     assert remembered(answer, wanted, 100.0, 180.0) == replace(STAYED, stayed=STANDS if stayed else None)

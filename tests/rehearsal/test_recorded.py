@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.rehearsal.worlds import SLO, split, watch
 from tests.simulation.worlds import in_classes, poisson, qos_classes
 
-from fulcrum.admission import Admission, state_of
 from fulcrum.api.record import MOST_TOKENS, Outcome, RecordedRequest, RingPage, pack_rows
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.rehearsal import recorded as module
@@ -166,12 +165,6 @@ def test_the_window_is_what_is_covered_and_remembered() -> None:
     found = of(request(long_ago), request(TUNING.memory_seconds), request(5), request(-3), covers=3000.0)
     assert found.now == TUNING.memory_seconds
     assert found.seen.arrival_seconds.tolist() == [0.0, found.now - 5, found.now]
-
-
-def test_what_admission_learnt_and_the_sampling_are_told() -> None:
-    state = state_of(Admission(AdmissionPolicy.PREDICTIVE, (), ttft_seconds=1.0, tpot_seconds=0.1), 0.0)
-    found = of(request(), sampling_rate=0.25, admissions=(("g-0", state), ("g-1", state)))
-    assert (found.admissions, found.sampling_rate, len(found.seen)) == ((state, state), 0.25, 1)
 
 
 def test_prompts_share_the_blocks_of_the_prefix_that_they_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -51,6 +52,15 @@ def test_more_workers_prefill_where_prompts_wait() -> None:
     assert shares == sorted(shares)
     assert answer.gain > TUNING.sigmas * answer.error > 0.0
     assert answer.gain == pytest.approx((shares[-1] - shares[0]) * answer.requests, rel=0.3)
+
+
+@pytest.mark.parametrize("answered", [prefill_heavy, lambda: ask(seen_under(split(4, 3), 1.2, 2000, 20), split(4, 3))])
+def test_what_comes_under_the_chosen_layout_is_foretold(answered: Callable[[], Answer]) -> None:
+    answer = answered()
+    told, (chosen,) = answer.foretold, [each for each in answer.compared if each.layout == answer.chosen]
+    assert len(told.inside) == len(told.after_seconds) <= answer.requests
+    assert all(0 <= each < answer.future_seconds for each in told.after_seconds)
+    assert sum(told.inside) / len(told.inside) + told.off == pytest.approx(chosen.inside, abs=0.1), "but what waits now"
 
 
 def test_the_same_question_has_the_same_answer() -> None:

@@ -42,6 +42,6 @@ def believed(
         cluster = cluster_model(
             spec, profiles=speeds, start_seconds=start_seconds, model=model, links=Links(pairs=both_ways(pairs))
         )
-    except ValueError:  # no pool may have workers, offloaded KV of unknown size, or KV blocks that do not divide 512
+    except ValueError:  # no pool may have workers, or offloaded KV of unknown size
         return None
     return replace(cluster, gateways=max(gateways, 1))

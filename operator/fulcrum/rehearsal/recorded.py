@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from fulcrum.api.admission_state import MOST_CLASSES, AdmissionState
+from fulcrum.api.admission_state import MOST_CLASSES
 from fulcrum.api.record import MOST_TOKENS, Outcome, RecordedRequest
 from fulcrum.load.demand import LatencyTargets
 from fulcrum.rehearsal.rings import Recording
@@ -26,16 +26,12 @@ _NO_LOAD: Final = (Outcome.INVALID, Outcome.UNREAD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """The requests of the last minutes, and what gateways had learnt when they were read."""
+    """The requests of the last minutes."""
 
     seen: Seen
     """Second 0 is the beginning of the window. Requests of batch classes, and those that are invalid, are not there."""
     now: float
     """End of the window, on the clock of `seen`: the window's length in seconds."""
-    admissions: tuple[AdmissionState, ...]
-    """Of each gateway that told it."""
-    sampling_rate: float
-    """Below 1, `seen` has only this share of the load: nothing is scaled up."""
 
 
 def recorded(recording: Recording, key_ends: Sequence[int], *, slo: LatencyTargets) -> Recorded | None:
@@ -49,12 +45,7 @@ def recorded(recording: Recording, key_ends: Sequence[int], *, slo: LatencyTarge
     load = _load([request for request in recording.requests if request.age_seconds <= now])
     if load is None:
         return None
-    return Recorded(
-        seen=_seen(load, key_ends, now, slo),
-        now=now,
-        admissions=tuple(state for _, state in recording.admissions),
-        sampling_rate=recording.sampling_rate,
-    )
+    return Recorded(seen=_seen(load, key_ends, now, slo), now=now)
 
 
 def _load(requests: Sequence[RecordedRequest]) -> list[RecordedRequest] | None:

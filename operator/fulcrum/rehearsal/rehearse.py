@@ -59,11 +59,23 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """What comes of the requests to come under the layout that was chosen, as it was played."""
+
+    after_seconds: tuple[float, ...]
+    """When they come, after the rehearsal."""
+    inside: tuple[bool, ...]
+    off: float
+    """Share of them by which plays of this layout were off; to be added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a rehearsal came to."""
 
     chosen: Layout
     """What stands, where nothing wins."""
+    foretold: Foretold
     requests: int
     """That were counted."""
     future_seconds: float
@@ -127,8 +139,16 @@ def rehearse(question: Question) -> Answer | None:
             best, inside = layout, found
             compared.append(plays.expected(layout, found))
     verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
+    chosen, played = (best, inside) if verdict.wins else (stage.standing, stands)
+    after_seconds = first.load.arrival_seconds[first.scored] - first.changes_at
+    comes = after_seconds >= 0
     return Answer(
-        chosen=best if verdict.wins else stage.standing,
+        chosen=chosen,
+        foretold=Foretold(
+            after_seconds=tuple(after_seconds[comes].tolist()),
+            inside=tuple(played[comes].tolist()),
+            off=plays.offsets.get(chosen, _NONE).share,
+        ),
         requests=total,
         future_seconds=span.scored_seconds,
         compared=tuple(compared),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.record import Outcome, RecordedRequest, RecordError, RingPage, decode, is_sampled, sampling_rate
 
 RETRY_GRACE_SECONDS: Final = 1.0
@@ -41,8 +40,6 @@ class Recording:
     limited_by: str = ""
     """The gateway that knows of nothing older."""
     sampling_rate: float = 1.0
-    admissions: tuple[tuple[str, AdmissionState], ...] = ()
-    """What the admission of each gateway has learnt, by its name; ages in it are as of when it was read."""
     retries: int = 0
     """Requests that came again after a 429, and count as one with the first."""
     silent: tuple[tuple[str, str], ...] = ()
@@ -89,7 +86,6 @@ def merge(rings: Sequence[ReadRing], *, last_seconds: float = inf) -> Recording:
         covers_from_seconds=covers_from,
         limited_by=limited_by,
         sampling_rate=sampling_rate(depths),
-        admissions=tuple((ring.gateway, page.admission) for ring, page, _ in found if page.admission is not None),
         retries=len(requests) - len(once),
         silent=tuple(silent),
     )

@@ -65,10 +65,15 @@ def cluster_model(
             for pool in pools
         ),
         links=links or Links(),
-        block_tokens=spec.engine.kv_cache.block_size or BLOCK_TOKENS,
+        block_tokens=_power_of_two(spec.engine.kv_cache.block_size or BLOCK_TOKENS),
         kv_tiers=_kv_tiers(spec, known, host_bytes_per_second, pool_bytes_per_second),
         drain_timeout_seconds=spec.drain_timeout_seconds,
     )
+
+
+def _power_of_two(tokens: int) -> int:
+    """Return the largest that is not above: prefixes are simulated in 512 tokens, and blocks divide that."""
+    return 1 << (tokens.bit_length() - 1)
 
 
 def _kv_tiers(
