@@ -22,14 +22,16 @@ import msgspec
 from fulcrum.api.names import Role
 from fulcrum.api.types import ForecastMethod, InferenceClusterSpec
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
-from fulcrum.balance import BalancePlan, GatewayState, ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
-from fulcrum.balance.actions import changes_cluster
-from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.peak import Busiest, Peak
-from fulcrum.balance.target import ratio_text
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.decide import GatewayState, ObservedWorker, Snapshot, WorkerPhase
+from fulcrum.decide.measurements import Measurements
+from fulcrum.decide.peak import Busiest, Peak
+from fulcrum.decide.target import ratio_text
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
+from fulcrum.report import BalancePlan, plan
+from fulcrum.rollout import worker_revision
+from fulcrum.rollout.actions import changes_cluster
 
 SIZES = (10, 100, 1000, 5000)
 LIMIT_WORKERS = 1000

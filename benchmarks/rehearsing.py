@@ -25,8 +25,8 @@ from fulcrum.api.record import Outcome, RingPage, pack_rows
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.balance.rehearsed import Wanted
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.decide.rehearsed import Wanted
 from fulcrum.load.demand import promised
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.case import Case, played

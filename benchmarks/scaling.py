@@ -24,7 +24,7 @@ from math import pi, sin
 
 from policies import Case, inputs_of
 
-from fulcrum.balance import CreateWorker, DeleteWorker
+from fulcrum.rollout import CreateWorker, DeleteWorker
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.policies import Ours

@@ -20,7 +20,7 @@ from policies import SHARED_TRACES, cases, inputs_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.balance import small_workers
+from tests.decide import small_workers
 
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.bursts import dispersion

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "operator/fulcrum"
-ROOMS = ("admission", "balance", "load", "performance", "routing")
+ROOMS = ("admission", "decide", "load", "performance", "report", "rollout", "routing")
 PLAIN = (0.0, 0.5, 1.0, 2.0)
 GUARD = 1e-6
 
 LEFT = (
-    "balance/initial.py _USUAL",
+    "decide/initial.py _USUAL",
     "routing/nominal_speed.py NOMINAL_SPEED",
     "routing/timing.py _MOST_ROWS",
     "routing/worker_set.py _make_room: 1e+06",
@@ -40,7 +40,7 @@ FITTED = (
 """Coefficients of formulas, with their source or the benchmark that fitted them beside them."""
 
 PRECISION = (
-    "balance/best_split.py FINENESS",
+    "decide/best_split.py FINENESS",
     "performance/queueing/decode.py _averaged: 0.0001",
     "performance/queueing/prefill.py _root: 4",
     "performance/queueing/waiting.py _blocking_at: 0.001",
@@ -49,8 +49,8 @@ PRECISION = (
 
 WORDS = (
     "admission/outcome.py numbers: 1000",
-    "balance/explanation.py explain: 0.05",
-    "balance/unserved.py _SHARES",
+    "decide/explanation.py explain: 0.05",
+    "report/unserved.py _SHARES",
     "routing/affinity.py POOL",
     "routing/sent.py MAX_BATCH_KEYS",
 )

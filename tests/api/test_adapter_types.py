@@ -9,7 +9,7 @@ import pytest
 from fulcrum.api.crd import root_schema
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.schema.structural import StructuralSchema
-from fulcrum.balance import worker_config, worker_revision
+from fulcrum.rollout import worker_config, worker_revision
 
 SCHEMA = StructuralSchema(root_schema())
 SQL = {"name": "sql", "source": "/adapters/sql", "rank": 8}

@@ -21,9 +21,6 @@ from fulcrum.api.parallelism import EXPERT_BACKENDS, PLAIN_BACKEND
 from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance import worker_config, worker_revision
-from fulcrum.balance.external import _limit
-from fulcrum.balance.pools import worker_cost
 from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.engine import EngineShape, EngineShapeError
 from fulcrum.capacity.known_models import known_model
@@ -34,6 +31,9 @@ from fulcrum.controller.children import Owner, worker_pod
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
+from fulcrum.decide.external import _limit
+from fulcrum.decide.pools import worker_cost
+from fulcrum.rollout import worker_config, worker_revision
 from fulcrum.simulation.from_spec import cluster_model
 
 DEEPSEEK = "deepseek-ai/DeepSeek-V3"

@@ -13,7 +13,7 @@ from fulcrum.api.kv_format import kv_format
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.pool_attention import exchanges_kv
-from fulcrum.balance.revision import worker_config, worker_image
+from fulcrum.rollout.revision import worker_config, worker_image
 
 _ROOT = Path(__file__).parents[2]
 _CLUSTERS = [

@@ -11,7 +11,7 @@ from contests.judge import judged, rivals, run_ours
 from contests.scenarios import Scenario, draw, layouts
 
 from fulcrum.api.serving_types import AdmissionPolicy
-from fulcrum.balance import tuning
+from fulcrum.decide import tuning
 
 
 def smallest(*, moving: bool) -> Scenario:
@@ -61,7 +61,7 @@ def test_every_constant_that_is_switched_off_is_there_and_comes_back() -> None:
 
 def test_every_entry_of_every_tuning_is_ablated() -> None:
     switched = {(constant.module, constant.name) for entry in ABLATIONS for constant in entry.constants}
-    rooms = [f"{room}.tuning" for room in ("admission", "balance", "load", "performance", "routing")]
+    rooms = [f"{room}.tuning" for room in ("admission", "decide", "load", "performance", "routing")]
     entries = {
         (room, f"TUNING.{entry.name}") for room in rooms for entry in fields(import_module(f"fulcrum.{room}").TUNING)
     }
@@ -69,16 +69,16 @@ def test_every_entry_of_every_tuning_is_ablated() -> None:
 
 
 def test_what_others_have_imported_is_switched_off_too() -> None:
-    constant = Constant(module="balance.tuning", name="TUNING.noise_sigmas", neutral=0.0)
+    constant = Constant(module="decide.tuning", name="TUNING.noise_sigmas", neutral=0.0)
     with switched_off(Ablation(name="x", says="", constants=(constant,))):
-        taken = [import_module(f"fulcrum.balance.{name}") for name in ("tuning", "estimate", "split", "size")]
+        taken = [import_module(f"fulcrum.decide.{name}") for name in ("tuning", "estimate", "split", "size")]
         assert {module.TUNING.noise_sigmas for module in taken} == {0.0}
 
 
 def test_a_constant_that_is_gone_is_named() -> None:
     for name in ("GONE", "TUNING.gone"):
-        entry = Ablation(name="x", says="", constants=(Constant(module="balance.tuning", name=name, neutral=0.0),))
-        with pytest.raises(LookupError, match=rf"fulcrum\.balance\.tuning has no {name}"), switched_off(entry):
+        entry = Ablation(name="x", says="", constants=(Constant(module="decide.tuning", name=name, neutral=0.0),))
+        with pytest.raises(LookupError, match=rf"fulcrum\.decide\.tuning has no {name}"), switched_off(entry):
             pass
     assert tuning.TUNING.estimate_error > 0
 

@@ -8,9 +8,9 @@ import pytest
 from fulcrum.api.durations import seconds
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import LONGEST_START_FACTOR
-from fulcrum.balance import worker_config
 from fulcrum.capacity.model_facts import MOST_PARAMETERS, facts_of_config
 from fulcrum.capacity.start_timeout import start_timeout
+from fulcrum.rollout import worker_config
 
 LLAMA_405B = "meta-llama/Llama-3.1-405B-Instruct"
 QWEN = {

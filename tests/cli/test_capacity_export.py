@@ -18,13 +18,13 @@ from tests.machine import deadline_seconds
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.worker import DecodePoint, LoadReport, SpeedCoefficients
-from fulcrum.balance import worker_revision
 from fulcrum.capacity.profile import parse_profile, profile_speed
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.cli.app import main
 from fulcrum.cli.export import Exported, ExportError, export_profile
 from fulcrum.cli.top.source import NoClusterError
 from fulcrum.controller.kube import POD
+from fulcrum.rollout import worker_revision
 
 integration = pytest.mark.integration
 SPEED = SpeedCoefficients(

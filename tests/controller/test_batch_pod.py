@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.balance.test_plan import settled
-from tests.balance.world import START, make_spec, pool
 from tests.controller.test_batch_child import WITH_BATCH
 from tests.controller.test_observe import CLUSTER
+from tests.decide.world import START, make_spec, pool
+from tests.report.test_plan import settled
 
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
-from fulcrum.balance import plan
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.observe import Observed, batch_address, make_snapshot
 from fulcrum.controller.seen import SeenPod
+from fulcrum.report import plan
 
 NOT_FOUND = '0/3 nodes are available: persistentvolumeclaim "files" not found.'
 QUOTA = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: pods"}

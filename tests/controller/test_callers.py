@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fulcrum.api.gateway import DemandReport
-from fulcrum.balance.measurements import Callers
 from fulcrum.controller.callers import together
+from fulcrum.decide.measurements import Callers
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from fulcrum.api.names import API_VERSION, KIND, Role
 from fulcrum.api.objects import load_inference_cluster, to_dict
 from fulcrum.api.types import InferenceClusterSpec, ModelTask
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance.revision import worker_config, worker_revision
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.gateway_deployment import gateway_config
 from fulcrum.controller.children.internal_secret import internal_secret, token_of
 from fulcrum.controller.children.overlay import overlay
 from fulcrum.controller.children.pod_security import violations
 from fulcrum.controller.installation import Installation
+from fulcrum.rollout.revision import worker_config, worker_revision
 
 OWNER = Owner(name="chat", namespace="ml", uid="u-1")
 

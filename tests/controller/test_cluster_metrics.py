@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from tests.balance.world import make_spec
+from tests.decide.world import make_spec
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import Condition, ConditionStatus, ConditionType, ForecastStatus, RoleCounts
 from fulcrum.api.types import InferenceClusterStatus
-from fulcrum.balance import stopped_status
 from fulcrum.controller.metrics import Metrics
+from fulcrum.report import stopped_status
 
 KEY = ("team", "chat")
 LABELS = 'fulcrum_cluster="chat",fulcrum_namespace="team"'

@@ -17,15 +17,16 @@ from fulcrum.api.gateway import FailingPair, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import BatchesStatus, InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, WorkCounters
-from fulcrum.balance import ObservedWorker, WorkerPhase, worker_revision
 from fulcrum.capacity.speed import SpeedSource
 from fulcrum.controller import cluster_watch
 from fulcrum.controller.cluster_watch import FRESH_SECONDS, ClusterWatch
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide import ObservedWorker, WorkerPhase
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.traffic import Traffic
+from fulcrum.rollout import worker_revision
 from fulcrum.telemetry.source import ClusterRef, Unknown
 from fulcrum.telemetry.turns import Turns
 

@@ -14,14 +14,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.balance.world import World, make_spec
 from tests.controller.cluster import Cluster, Operator, eventually
 from tests.controller.test_ticks import Gateway, make_gateway_pod
+from tests.decide.world import World, make_spec
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, Recommendation
-from fulcrum.balance.measurements import Drift, Measurements
-from fulcrum.balance.plan import plan
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.controller.drift import (
     PlacementDrift,
@@ -30,8 +28,10 @@ from fulcrum.controller.drift import (
     compared,
     mean_demand,
 )
+from fulcrum.decide.measurements import Drift, Measurements
 from fulcrum.load.traffic import Traffic
 from fulcrum.placement.drift import Comparison
+from fulcrum.report.plan import plan
 from fulcrum.telemetry.turns import Turns
 
 STABILIZATION = 60.0

@@ -12,13 +12,13 @@ from tests.machine import deadline_seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import CreateWorker
 from fulcrum.controller.apply import WRITES_AT_ONCE, Applier
 from fulcrum.controller.children import Owner
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.reporting import news_of_failures
 from fulcrum.controller.tick import MOST_FAILURES, Failure, Memory, summary_of
+from fulcrum.rollout import CreateWorker
 
 WORKERS = 500
 POOLS = [{"name": "p", "accelerator": "cpu", "workers": {"max": WORKERS}}]

@@ -17,7 +17,6 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.api.types import ConditionType, Gang, InferenceClusterSpec
-from fulcrum.balance import CreateWorker, DeleteWorker, Snapshot, plan, worker_revision
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.children import Manifest, Owner, worker_pod
 from fulcrum.controller.children.worker_group import pod_group, worker_group
@@ -25,7 +24,10 @@ from fulcrum.controller.gang_schedulers import API_GROUPS, GangSchedulers, sched
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube, Resource
 from fulcrum.controller.metrics import Metrics
+from fulcrum.decide import Snapshot
 from fulcrum.kube import ApiError, Unreachable
+from fulcrum.report import plan
+from fulcrum.rollout import CreateWorker, DeleteWorker, worker_revision
 from fulcrum_local.apiserver.model_types import model_of
 
 OWNER = Owner(name="c", namespace="ml", uid="u-1")

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.balance.test_plan import settled
-from tests.balance.world import START, make_spec, pool
+from tests.decide.world import START, make_spec, pool
+from tests.report.test_plan import settled
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
-from fulcrum.balance import GatewayState, plan
 from fulcrum.controller.gateway_state import gateway_state
+from fulcrum.decide import GatewayState
+from fulcrum.report import plan
 
 DONE = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
 DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}

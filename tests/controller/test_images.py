@@ -11,13 +11,13 @@ import pytest
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import CreateWorker
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.children import Manifest, Owner, worker_pod
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import Observed, running_images
+from fulcrum.rollout import CreateWorker
 
 OWNER = Owner(name="c", namespace="ns", uid="u")
 OLD = "ghcr.io/fulcrum/worker:0.0.9"

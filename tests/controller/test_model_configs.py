@@ -10,34 +10,27 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from tests.balance.world import World, make_spec, pool
 from tests.capacity.test_model_facts import LLAMA
 from tests.controller.cluster import REPOSITORY
 from tests.controller.test_profiles import ConfigMaps, Data
 from tests.controller.test_worker_node import OWNER, config_of, revision, worker
+from tests.decide.world import World, make_spec, pool
 
 from fulcrum.api.attention import AttentionKind
 from fulcrum.api.names import ANNOTATION_ATTENTION, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
-from fulcrum.balance import (
-    CreateWorker,
-    Refusal,
-    Snapshot,
-    chosen_kv_dtype,
-    plan,
-    standing_workers,
-    with_model,
-    worker_config,
-)
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name, parse_facts
 from fulcrum.controller.children import Manifest, worker_pod
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.config_maps import READ_SECONDS
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.model_configs import ModelConfigs, ServedModel, refused_models
+from fulcrum.decide import Refusal, Snapshot
 from fulcrum.kube import ApiError, Unreachable
+from fulcrum.report import plan
+from fulcrum.rollout import CreateWorker, chosen_kv_dtype, standing_workers, with_model, worker_config
 
 LATENT: Data = LLAMA | {
     "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128

@@ -10,10 +10,10 @@ import pytest
 
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
-from fulcrum.balance import Termination, WorkerPhase
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.observe import Observed, gateways_send_token, make_snapshot, read_worker
 from fulcrum.controller.seen import SeenPod
+from fulcrum.decide import Termination, WorkerPhase
 
 CLUSTER = {
     "apiVersion": "fulcrum.dev/v1alpha1",

@@ -10,9 +10,11 @@ import pytest
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
-from fulcrum.balance import BalancePlan, CreateWorker, ObservedWorker, Snapshot, WorkerPhase, plan
 from fulcrum.controller.children import Owner, refused_templates
 from fulcrum.controller.installation import Installation
+from fulcrum.decide import ObservedWorker, Snapshot, WorkerPhase
+from fulcrum.report import BalancePlan, plan
+from fulcrum.rollout import CreateWorker
 
 OWNER = Owner(name="c", namespace="ns", uid="u")
 PRIVILEGED = {"spec": {"hostNetwork": True}}

@@ -16,12 +16,14 @@ from fulcrum.api.ports import Ports, ports_of
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType, InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance import ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
 from fulcrum.controller.children import Manifest, Owner, children, refused_templates, worker_pod
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.children.network_policy import workers_policy
 from fulcrum.controller.children.worker_group import worker_group
 from fulcrum.controller.installation import Installation
+from fulcrum.decide import ObservedWorker, Snapshot, WorkerPhase
+from fulcrum.report import plan
+from fulcrum.rollout import worker_revision
 
 OWNER = Owner(name="c", namespace="ml", uid="u-1")
 ALLOWED = Installation(allow_host_access=True)

@@ -10,20 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 from kubernetes import client
-from tests.balance.world import World
 from tests.controller.test_published_schemas import OWNER, of
+from tests.decide.world import World
 
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster, InferenceClusterSpec, InferenceClusterStatus, PreloadStatus
-from fulcrum.balance import CreateWorker, ObservedWorker, Refusal, WorkerPhase, plan
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.children import worker_pod
 from fulcrum.controller.children.preload_job import preload_job
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.preloads import Preloads, held_up
+from fulcrum.decide import ObservedWorker, Refusal, WorkerPhase
 from fulcrum.kube import ApiError
+from fulcrum.report import plan
+from fulcrum.rollout import CreateWorker
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TEMPLATE = {

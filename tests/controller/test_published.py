@@ -9,8 +9,8 @@ import pytest
 
 from fulcrum.api.objects import to_dict
 from fulcrum.api.types import ForecastMethod, InferenceClusterStatus, KvTierStatus
-from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.published import keeping_measurements, with_measurements
+from fulcrum.decide.measurements import Measurements
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
 

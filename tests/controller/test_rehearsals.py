@@ -25,8 +25,6 @@ from fulcrum.api.record import CONTENT_TYPE, PATH, Outcome, RecordError, RingPag
 from fulcrum.api.serving_types import Admission as Admission_
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.rehearsed import Wanted, rehearses
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.play_process import PlayProcess
 from fulcrum.controller.rehearsals import (
@@ -37,6 +35,8 @@ from fulcrum.controller.rehearsals import (
     Asked,
     Rehearsals,
 )
+from fulcrum.decide.measurements import Measurements
+from fulcrum.decide.rehearsed import Wanted, rehearses
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.case import Case, Played, played
 from fulcrum.rehearsal.memory import Memory

@@ -13,12 +13,12 @@ from tests.controller.test_cluster_watch import report, spec_of, worker
 from fulcrum.api.objects import without_defaults
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import worker_revision
 from fulcrum.capacity.config_fields import relevant
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_config, facts_of_name
 from fulcrum.controller.reported_model import ReportedModel
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.rollout import worker_revision
 
 FIELDS = relevant(LLAMA)
 

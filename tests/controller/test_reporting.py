@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from fulcrum.api.types import InferenceClusterStatus, KvCacheStatus
-from fulcrum.balance.tuning import TUNING
 from fulcrum.controller import reporting
 from fulcrum.controller.children import Owner
 from fulcrum.controller.kube import Kube
 from fulcrum.controller.reporting import Reporter
+from fulcrum.decide.tuning import TUNING
 
 OWNER = Owner(name="c", namespace="ns", uid="u")
 WITHOUT = InferenceClusterStatus(ratio="1P:1D")

@@ -15,11 +15,12 @@ from tests.machine import cost_ratio
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import DecodePoint, LoadReport, SpeedCoefficients, WorkCounters
-from fulcrum.balance import ObservedWorker, WorkerPhase, worker_revision
 from fulcrum.capacity.pace import slower_than_peers
 from fulcrum.capacity.profile import Profile
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.controller.speeds import ROW_SECONDS, PoolSpeeds
+from fulcrum.decide import ObservedWorker, WorkerPhase
+from fulcrum.rollout import worker_revision
 
 MEASURED = SpeedCoefficients(prefill_a=0.01, prefill_b=1e-4, prefill_c=0.0, decode_a=0.01, decode_b=1e-4, decode_c=0.0)
 

@@ -20,14 +20,14 @@ from tests.previous_release import add_client, previous_release, python_path
 
 from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.objects import load_inference_cluster, to_dict
-from fulcrum.balance import worker_revision
+from fulcrum.rollout import worker_revision
 
 DOCUMENTS = ("examples/quickstart.yaml", "examples/auto.yaml", "examples/overload.yaml",
              "manifests/samples/cpu_minimal.yaml", "manifests/samples/h100_pair.yaml")  # fmt: skip
 REVISIONS = """
 import json, sys
 from fulcrum.api.objects import load_inference_cluster, to_dict
-from fulcrum.balance import worker_revision
+from fulcrum.rollout import worker_revision
 found = []
 for document in json.load(sys.stdin):
     cluster = load_inference_cluster(document)

@@ -9,12 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.balance.loads import measurements
 from tests.controller.cluster import Cluster, Kubelet, eventually
+from tests.decide.loads import measurements
 from tests.docs.walk import MOST_CALLS, PAGE, calls_on_page, misplaced, traced
 
-from fulcrum.balance import Snapshot
-from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.cluster_watches import ClusterWatches
 from fulcrum.controller.installation import Installation
@@ -23,6 +21,8 @@ from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.reconcile import Reconciler
 from fulcrum.controller.rehearsals import Rehearsals
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide import Snapshot
+from fulcrum.decide.measurements import Measurements
 from fulcrum.telemetry import Agents
 
 pytestmark = pytest.mark.integration

@@ -17,8 +17,6 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.schema.structural import StructuralSchema
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.api.worker import EXIT_DEVICE_FAILED, WorkerConfig
-from fulcrum.balance import DeleteWorker, WorkerPhase
-from fulcrum.balance.failed_gpus import failed_gpus
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.children import Manifest, Owner, children, worker_pod
 from fulcrum.controller.children.worker_group import worker_group
@@ -27,6 +25,9 @@ from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube, Resource
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import Observed, make_snapshot
+from fulcrum.decide import WorkerPhase
+from fulcrum.rollout import DeleteWorker
+from fulcrum.rollout.failed_gpus import failed_gpus
 from fulcrum_local.apiserver.model_types import model_of
 
 OWNER = Owner(name="c", namespace="ml", uid="u-1")

@@ -11,8 +11,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.quantities import number_of_bytes
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import WorkerConfig
-from fulcrum.balance import worker_revision
 from fulcrum.controller.children import Manifest, Owner, worker_pod
+from fulcrum.rollout import worker_revision
 
 OWNER = Owner(name="chat", namespace="ml", uid="u-1")
 H100: dict[str, Any] = {"name": "p", "accelerator": "H100-SXM-80GB", "workers": {"max": 4}}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.balance.loads import forecast, traffic
+from tests.decide.loads import forecast, traffic
 
-from fulcrum.balance.estimate import LoadEstimate, estimate
-from fulcrum.balance.measurements import Measurements
+from fulcrum.decide.estimate import LoadEstimate, estimate
+from fulcrum.decide.measurements import Measurements
 from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.load.traffic import Traffic
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.balance.loads import speed
+from tests.decide.loads import speed
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import PoolAdmits
-from fulcrum.balance.cheapest import Size, cheapest
-from fulcrum.balance.pools import PoolBounds
+from fulcrum.decide.cheapest import Size, cheapest
+from fulcrum.decide.pools import PoolBounds
 from fulcrum.load.demand import ClassPart, Demand, LatencyTargets, Load
 from fulcrum.performance.division import divide, eligible
 from fulcrum.performance.layout import Layout, PoolCounts

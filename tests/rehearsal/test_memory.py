@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.rehearsal.worlds import make_seen, split
 
-from fulcrum.balance.rehearsed import Wanted
+from fulcrum.decide.rehearsed import Wanted
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.memory import Memory, remembered
 from fulcrum.rehearsal.rehearse import Answer, Foretold, Offset

@@ -16,9 +16,9 @@ from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.balance import DeleteWorker, SetRole
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import LatencyTargets
+from fulcrum.rollout import DeleteWorker, SetRole
 from fulcrum.simulation.cluster import ClusterModel, Kill, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.load_report import load_report

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.simulation.worlds import SLO, make_cluster, make_speed, make_workload, poisson
 
 from fulcrum.api.names import Role
-from fulcrum.balance import Action, CreateWorker, SetRole, StartDrain
+from fulcrum.rollout import Action, CreateWorker, SetRole, StartDrain
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, Pulling, Sharing
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome

@@ -18,9 +18,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.api.worker import DecodePoint
-from fulcrum.balance import SetRole, StartDrain
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.load.demand import LatencyTargets
+from fulcrum.rollout import SetRole, StartDrain
 from fulcrum.simulation import engine
 from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, PoolModel
 from fulcrum.simulation.kv_tiers import KvTiers

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.worlds import SLO, make_cluster, make_speed
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import CreateWorker, DeleteWorker
+from fulcrum.rollout import CreateWorker, DeleteWorker
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import phased
 from fulcrum.simulation.policies import Ours

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.balance import SetRole
 from fulcrum.load.demand import LatencyTargets
+from fulcrum.rollout import SetRole
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.policy import Policy

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fulcrum.api.names import Role, worker_name
 from fulcrum.api.reasons import Reason
-from fulcrum.balance import Action, CreateWorker, DeleteWorker
+from fulcrum.rollout import Action, CreateWorker, DeleteWorker
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod
 from fulcrum.simulation.policy import Policy

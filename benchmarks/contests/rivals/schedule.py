@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
-from fulcrum.balance import Action, SetRole
+from fulcrum.rollout import Action, SetRole
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.policies import Split
 from fulcrum.simulation.policy import Policy, TickResult

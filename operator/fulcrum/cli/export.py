@@ -22,13 +22,13 @@ from fulcrum.api.names import (
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.ports import AgentAddress, agent_of
 from fulcrum.api.types import InferenceCluster, Pool
-from fulcrum.balance import worker_revision
 from fulcrum.capacity.profile import ProfileError, parse_profile, profile_document
 from fulcrum.capacity.trust import measured_speed, pool_speed
 from fulcrum.cli.connect import api_of
 from fulcrum.cli.top.source import NoClusterError, find_cluster
 from fulcrum.kube import Api, ApiFailure, ConfigError
 from fulcrum.kube.readiness import is_true
+from fulcrum.rollout import worker_revision
 from fulcrum.telemetry import Agents
 
 AGENT_SECONDS: Final = 5.0

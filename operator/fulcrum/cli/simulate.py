@@ -84,9 +84,9 @@ def command(
       fulcrum simulate --trace mooncake.jsonl --cluster cluster.yaml --profile profile.json --policy all --report out
     """
     from fulcrum.api.durations import seconds
-    from fulcrum.balance.rehearsed import rehearses
     from fulcrum.cli.cluster_file import read_cluster_file
     from fulcrum.cli.shipped import DEMO_LOAD, DEMO_TURN_SECONDS, SIMULATED, shipped
+    from fulcrum.decide.rehearsed import rehearses
     from fulcrum.load.demand import promised
     from fulcrum.rehearsal.simulated import Rehearsals
     from fulcrum.simulation.comparison import Comparison, ComparisonInputs

@@ -10,8 +10,10 @@ from fulcrum.api.ports import AgentAddress
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import AdapterStatus
 from fulcrum.api.worker import AdapterSource, AdapterState, LoadReport
-from fulcrum.balance import ObservedWorker, PlanEvent, adapter_sources
 from fulcrum.controller.tick import Tick
+from fulcrum.decide import ObservedWorker
+from fulcrum.report import PlanEvent
+from fulcrum.rollout import adapter_sources
 from fulcrum.telemetry import Agents
 
 RETRY_SECONDS: Final = 2.0

@@ -10,9 +10,10 @@ from typing import Any
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport, SleepRequest
-from fulcrum.balance import ObservedWorker, Snapshot, TellSleep, is_late
 from fulcrum.capacity.start_timeout import start_timeout_seconds
 from fulcrum.controller.tick import Memory, Tick
+from fulcrum.decide import ObservedWorker, Snapshot
+from fulcrum.rollout import TellSleep, is_late
 from fulcrum.telemetry import Agents
 
 

@@ -21,7 +21,14 @@ from fulcrum.api.names import (
     leader_name,
 )
 from fulcrum.api.types import Gang, InferenceClusterSpec, Pool
-from fulcrum.balance import (
+from fulcrum.capacity.model_facts import ModelFacts
+from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
+from fulcrum.controller.children.worker_group import pod_group, worker_group
+from fulcrum.controller.installation import Installation
+from fulcrum.controller.kube import LEADER_WORKER_SET, POD, POD_GROUP, ApiFailure, Kube, StopTickError
+from fulcrum.controller.metrics import Metrics
+from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
+from fulcrum.rollout import (
     Action,
     CreateWorker,
     DeleteWorker,
@@ -32,13 +39,6 @@ from fulcrum.balance import (
     changes_cluster,
     worker_revision,
 )
-from fulcrum.capacity.model_facts import ModelFacts
-from fulcrum.controller.children import Manifest, Owner, role_labels, worker_pod
-from fulcrum.controller.children.worker_group import pod_group, worker_group
-from fulcrum.controller.installation import Installation
-from fulcrum.controller.kube import LEADER_WORKER_SET, POD, POD_GROUP, ApiFailure, Kube, StopTickError
-from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fulcrum.api.gateway import DemandReport
-from fulcrum.balance.measurements import Callers
+from fulcrum.decide.measurements import Callers
 from fulcrum.telemetry import Agents
 
 FRESH_SECONDS: Final = 6.0

@@ -14,10 +14,10 @@ import numpy as np
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.peak import Peak, peak_of
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.sources import TICK_SECONDS, Sources, name_of
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide.peak import Peak, peak_of
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.recurrence import next_load_seconds
 from fulcrum.forecast.result import Forecast

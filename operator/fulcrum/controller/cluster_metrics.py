@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import RoleScale
+from fulcrum.decide import RoleScale
 
 _CLUSTER = ("fulcrum_namespace", "fulcrum_cluster")
 """The labels that gateways put on their series, too: other names would be renamed by scrape configurations."""

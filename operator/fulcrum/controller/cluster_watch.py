@@ -16,8 +16,6 @@ from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import AdapterStatus, BatchesStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import ObservedWorker, adapter_sources
-from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.agent_adapters import adapter_statuses
 from fulcrum.controller.batch_pod import batches_status
 from fulcrum.controller.callers import HeardCallers
@@ -31,7 +29,10 @@ from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, 
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide import ObservedWorker
+from fulcrum.decide.measurements import Measurements
 from fulcrum.load.traffic import Traffic, without_nonsense
+from fulcrum.rollout import adapter_sources
 from fulcrum.telemetry import Agents
 from fulcrum.telemetry.source import TelemetrySource, Unknown
 

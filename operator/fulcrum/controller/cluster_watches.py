@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance.measurements import Measurements
 from fulcrum.controller.cluster_watch import ClusterWatch
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.sources import ReadSecret, Sources
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide.measurements import Measurements
 from fulcrum.load.traffic import Traffic
 from fulcrum.telemetry import Agents
 from fulcrum.telemetry.source import ClusterRef

@@ -14,12 +14,12 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.status import timestamp
 from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, Recommendation, RecommendedPool
-from fulcrum.balance.measurements import Drift
 from fulcrum.capacity.accelerators import CPU, UnknownAcceleratorError, accelerator
 from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.kv_dtype import kv_precision
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import MAX_BATCH, WorkerSpeed
+from fulcrum.decide.measurements import Drift
 from fulcrum.load.demand import Demand, promised
 from fulcrum.load.traffic import Traffic
 

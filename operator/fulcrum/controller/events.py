@@ -7,9 +7,10 @@ from datetime import datetime
 
 from fulcrum.api.names import API_VERSION, FIELD_MANAGER
 from fulcrum.api.reasons import Reason
-from fulcrum.balance import CreateWorker, DeleteWorker, PlanEvent, SetRole, StartDrain
 from fulcrum.controller.apply import Done
 from fulcrum.controller.children import Manifest, Owner
+from fulcrum.report import PlanEvent
+from fulcrum.rollout import CreateWorker, DeleteWorker, SetRole, StartDrain
 
 _WARNINGS = frozenset({Reason.DRAIN_TIMED_OUT, Reason.GPU_FAILED, Reason.KV_TRANSFER_FAILING, Reason.NODE_LOST})
 

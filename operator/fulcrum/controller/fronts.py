@@ -17,7 +17,6 @@ from fulcrum.api.objects import load_inference_cluster, load_inference_gateway, 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.status import ConditionStatus, timestamp
 from fulcrum.api.types import InferenceCluster
-from fulcrum.balance import PlanEvent
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import Manifest, Owner
@@ -39,6 +38,7 @@ from fulcrum.controller.seen import SeenObject
 from fulcrum.front.report import Problem, Seen, named_clusters, report
 from fulcrum.kube import Api, Key
 from fulcrum.kube.informer import Informer
+from fulcrum.report import PlanEvent
 
 logger = logging.getLogger(__name__)
 

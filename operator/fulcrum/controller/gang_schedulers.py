@@ -10,8 +10,8 @@ from typing import Final
 from fulcrum.api.messages import names_of
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Gang, InferenceClusterSpec, Pool
-from fulcrum.balance import Refusal
 from fulcrum.controller.kube import POD_GROUP, Kube
+from fulcrum.decide import Refusal
 from fulcrum.kube import ApiError, ApiFailure
 
 API_GROUPS: Final = {Gang.VOLCANO: f"/apis/{POD_GROUP.api_version}", Gang.KUEUE: "/apis/kueue.x-k8s.io"}

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
 
-from fulcrum.balance import GatewayState
 from fulcrum.controller.children import Manifest
+from fulcrum.decide import GatewayState
 from fulcrum.kube.readiness import is_current
 
 _STARTING: Final = frozenset((None, "", "ContainerCreating", "PodInitializing"))

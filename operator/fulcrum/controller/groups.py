@@ -18,9 +18,9 @@ from fulcrum.api.names import (
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.api.worker import EXIT_DEVICE_FAILED
-from fulcrum.balance import Refusal
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.gang_schedulers import groups
+from fulcrum.decide import Refusal
 
 
 def worker_pods(pods: Iterable[Manifest], groups: Iterable[Manifest]) -> Iterator[Manifest]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype
-from fulcrum.balance import ObservedWorker, Refusal
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name, parse_facts
 from fulcrum.controller.children.engine_check import refused_engines
 from fulcrum.controller.config_maps import ConfigMaps, Place, UnusableError
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube
+from fulcrum.decide import ObservedWorker, Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

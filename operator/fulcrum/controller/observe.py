@@ -38,7 +38,6 @@ from fulcrum.api.names import (
 )
 from fulcrum.api.ports import ports_of
 from fulcrum.api.types import InferenceCluster
-from fulcrum.balance import ObservedWorker, Snapshot, Termination, WorkerPhase
 from fulcrum.controller.batch_pod import batch_problem
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.children import Manifest
@@ -47,6 +46,7 @@ from fulcrum.controller.children.worker_pod import CONTAINER as WORKER_CONTAINER
 from fulcrum.controller.gateway_state import gateway_state
 from fulcrum.controller.groups import followers_of, worker_pods
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, SERVICE
+from fulcrum.decide import ObservedWorker, Snapshot, Termination, WorkerPhase
 
 logger = logging.getLogger(__name__)
 

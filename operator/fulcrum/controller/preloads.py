@@ -9,7 +9,6 @@ from typing import Any, Final
 from fulcrum.api.messages import shortened
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceCluster, PreloadState, PreloadStatus
-from fulcrum.balance import ObservedWorker, Refusal
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.preload_job import job_name, preload_job
@@ -17,6 +16,7 @@ from fulcrum.controller.children.template_check import refused_templates
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import JOB, Kube
 from fulcrum.controller.observe import is_of_namesake, is_owned, is_paused
+from fulcrum.decide import ObservedWorker, Refusal
 from fulcrum.kube import ApiError
 
 POLL_SECONDS: Final = 10.0

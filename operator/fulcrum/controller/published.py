@@ -10,7 +10,7 @@ import msgspec
 from fulcrum.api.durations import seconds, text_of
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, KvTierStatus, LatencyQuantiles
-from fulcrum.balance.measurements import Measurements
+from fulcrum.decide.measurements import Measurements
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
 

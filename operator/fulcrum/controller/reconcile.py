@@ -16,22 +16,6 @@ from fulcrum.api.names import SHORT_NAME, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Gang, InferenceCluster, PreloadState, PreloadStatus
-from fulcrum.balance import (
-    Action,
-    BalancePlan,
-    CreateWorker,
-    Refusal,
-    SetRole,
-    Snapshot,
-    StartDrain,
-    TellRole,
-    TellSleep,
-    chosen_kv_dtype,
-    plan,
-    standing_workers,
-    with_model,
-)
-from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.agent_adapters import AgentAdapters, adapter_events
 from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.apply import Applier
@@ -68,7 +52,21 @@ from fulcrum.controller.sources import TICK_SECONDS
 from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
 from fulcrum.controller.tick_children import TickChildren
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide import Refusal, Snapshot
+from fulcrum.decide.tuning import TUNING
 from fulcrum.kube import UNREADABLE
+from fulcrum.report import BalancePlan, plan
+from fulcrum.rollout import (
+    Action,
+    CreateWorker,
+    SetRole,
+    StartDrain,
+    TellRole,
+    TellSleep,
+    chosen_kv_dtype,
+    standing_workers,
+    with_model,
+)
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)

@@ -14,14 +14,14 @@ from typing import Final, Self
 
 from fulcrum.api.messages import shortened
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import Snapshot
-from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.rehearsed import Rehearsed, Wanted, rehearses
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.cluster_watches import ClusterKey
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.play_process import PlayError, PlayProcess
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide import Snapshot
+from fulcrum.decide.measurements import Measurements
+from fulcrum.decide.rehearsed import Rehearsed, Wanted, rehearses
 from fulcrum.rehearsal.case import Case, Played, played
 from fulcrum.rehearsal.memory import Memory
 from fulcrum.rehearsal.tuning import TUNING

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import standing_workers
 from fulcrum.capacity.config_fields import ModelConfigError
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_config, facts_of_name
 from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.rollout import standing_workers
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ import msgspec
 from fulcrum.api.objects import to_dict
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterStatus
-from fulcrum.balance import PlanEvent, stopped_status
-from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.apply import Done
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.events import event_of_action, event_of_state
 from fulcrum.controller.kube import EVENT, INFERENCE_CLUSTER, ApiFailure, Kube
 from fulcrum.controller.published import PUBLISH_SECONDS, keeping_measurements
 from fulcrum.controller.tick import MOST_FAILURES, Failure, Memory
+from fulcrum.decide.tuning import TUNING
+from fulcrum.report import PlanEvent, stopped_status
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import InferenceScaleStatus, ScaleCondition, ScaleConditionType
 from fulcrum.api.status import timestamp
 from fulcrum.api.types import ConditionStatus
-from fulcrum.balance import ObservedWorker, RoleScale
 from fulcrum.controller.child_sync import NameTakenError, why_taken
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.inference_scale import inference_scale, pod_selector
 from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
 from fulcrum.controller.observe import is_owned
+from fulcrum.decide import ObservedWorker, RoleScale
 
 logger = logging.getLogger(__name__)
 

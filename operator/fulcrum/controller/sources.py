@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 
 from fulcrum.api.names import LABEL_PROMETHEUS_ACCESS
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
-from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.kube import ApiFailure
+from fulcrum.decide.tuning import TUNING
 from fulcrum.load.traffic import traffic_window_seconds
 from fulcrum.telemetry.prometheus_access import PrometheusAccess
 from fulcrum.telemetry.prometheus_calls import PrometheusCalls

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance import ObservedWorker, worker_revision
 from fulcrum.capacity.kv import UNKNOWN_TRANSFER, TransferCost
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.online import TRUST, OnlineSpeed
@@ -21,6 +20,8 @@ from fulcrum.capacity.rows import rows_between
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 from fulcrum.capacity.transfers import pool_transfer
 from fulcrum.capacity.trust import measured_speed, pool_speed
+from fulcrum.decide import ObservedWorker
+from fulcrum.rollout import worker_revision
 
 ROW_SECONDS: Final = 10.0
 """Shortest time between the two reports that a row is made from: in a shorter one, one request more or less counts too

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Final
 
-from fulcrum.balance import ObservedWorker
+from fulcrum.decide import ObservedWorker
 
 _KEPT: Final = 64
 

@@ -13,11 +13,12 @@ from fulcrum.api.internal_token import fingerprint
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import Gang, InferenceCluster, InferenceClusterStatus
 from fulcrum.api.worker import AdapterSource
-from fulcrum.balance import BalancePlan, Snapshot, stopped_status
 from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
 from fulcrum.controller.observe import Observed
 from fulcrum.controller.published import keeping_measurements, with_measurements
+from fulcrum.decide import Snapshot
+from fulcrum.report import BalancePlan, stopped_status
 
 MOST_FAILURES: Final = 10
 """Failures of one tick that are told: a cluster may have hundreds of workers."""

@@ -8,7 +8,6 @@ import time
 from fulcrum.api.names import batch_name, gateway_name
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode
-from fulcrum.balance.tuning import TUNING
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import children
@@ -17,6 +16,7 @@ from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
 from fulcrum.controller.observe import is_owned
 from fulcrum.controller.scales import ScaleSync
 from fulcrum.controller.tick import Failure, Tick
+from fulcrum.decide.tuning import TUNING
 
 logger = logging.getLogger(__name__)
 

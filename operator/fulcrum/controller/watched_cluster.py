@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import ObservedWorker
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.profile import Profile
+from fulcrum.decide import ObservedWorker
 from fulcrum.telemetry.source import ClusterRef
 
 

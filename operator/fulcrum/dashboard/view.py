@@ -12,10 +12,10 @@ from fulcrum.api.names import LABEL_POOL, LABEL_ROLE, Role
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.status import ConditionStatus, ConditionType, InferenceClusterStatus, LatencyQuantiles
 from fulcrum.api.worker import LoadReport
-from fulcrum.balance.target import ratio_text
 from fulcrum.dashboard.facts import ClusterFacts, Json
 from fulcrum.dashboard.public import message_of
 from fulcrum.dashboard.wire import ConditionRow, DecisionRow, Detail, ForecastRow, Latency, RoleRow, Row, WorkerRow
+from fulcrum.decide.target import ratio_text
 
 DECISIONS: Final = 15
 """Decisions that are shown of a cluster: more are history, for `kubectl get events`."""

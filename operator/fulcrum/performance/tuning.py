@@ -29,7 +29,7 @@ class Tuning:
     mixed_chosen: float = 0.6
     """How far mixed workers are from letting requests in by chance (0) on the way to the most that keeps every step in
     time (1). Simulated random clusters say 0.65 to 0.75 (`benchmarks/layouts.py`, seeds 7301 and 8101); from 0.65 on
-    layouts follow noise (`tests/balance/test_noise.py`)."""
+    layouts follow noise (`tests/decide/test_noise.py`)."""
     shortest_first: float = 0.8
     """How far early rejection is from letting prompts in by chance (0) on the way to the shortest only (1). Fitted to
     `benchmarks/splits.py`."""

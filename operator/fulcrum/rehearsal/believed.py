@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.measurements import learnt_transfers
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.decide.measurements import learnt_transfers
 from fulcrum.simulation.cluster import ClusterModel, Links
 from fulcrum.simulation.from_spec import cluster_model
 

@@ -9,9 +9,9 @@ from zlib import crc32
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.rehearsed import Rehearsed, Wanted
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.decide.rehearsed import Rehearsed, Wanted
 from fulcrum.load.demand import promised
 from fulcrum.rehearsal.believed import believed
 from fulcrum.rehearsal.memory import Memory, question_of, rehearsed, remembered

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from fulcrum.balance.rehearsed import Rehearsed, Wanted, few_miss
+from fulcrum.decide.rehearsed import Rehearsed, Wanted, few_miss
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.play import Stage
 from fulcrum.rehearsal.rehearse import Answer, Offset, Question

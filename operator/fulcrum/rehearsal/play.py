@@ -13,10 +13,10 @@ from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
-from fulcrum.balance import SetRole
 from fulcrum.load.demand import LatencyTargets
 from fulcrum.performance.layout import ROLES, Layout
 from fulcrum.rehearsal.future import Future
+from fulcrum.rollout import SetRole
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies.fixed import Fixed

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fulcrum.balance.rehearsed import PlayedLayout
+from fulcrum.decide.rehearsed import PlayedLayout
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.candidates import candidates
 from fulcrum.rehearsal.difference import Bools, difference, mean_difference

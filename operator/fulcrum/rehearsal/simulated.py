@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from fulcrum.api.gateway import PairsReport
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance.rehearsed import Rehearsed, Wanted
+from fulcrum.decide.rehearsed import Rehearsed, Wanted
 from fulcrum.rehearsal.believed import both_ways
 from fulcrum.rehearsal.memory import Memory, question_of, rehearsed, remembered
 from fulcrum.rehearsal.play import Margins, Stage

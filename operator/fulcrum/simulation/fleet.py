@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fulcrum.api.names import Role, worker_name
-from fulcrum.balance import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
+from fulcrum.rollout import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.timeline import Timeline
 from fulcrum.simulation.worker import SimulatedWorker

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
-from fulcrum.balance import Action
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import LatencyTargets
+from fulcrum.rollout import Action
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.simulated_gateway import Chosen, SimulatedGateway
 from fulcrum.simulation.simulated_request import SimulatedRequest

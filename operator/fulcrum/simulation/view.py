@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.balance import Action
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.build import Latencies, Window, build_traffic
 from fulcrum.load.bursts import dispersion
@@ -16,6 +15,7 @@ from fulcrum.load.demand import LatencyTargets
 from fulcrum.load.lengths import Arrived, Measured, Moments
 from fulcrum.load.traffic import Traffic
 from fulcrum.load.tuning import TUNING
+from fulcrum.rollout import Action
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import Fleet, Pod
 from fulcrum.simulation.outcome import Ledger, Outcome

@@ -12,8 +12,8 @@ from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.status import BatchesStatus
 from fulcrum.api.types import ConditionStatus, ConditionType, InferenceClusterStatus, LatencyQuantiles
-from fulcrum.balance.target import ratio_text
 from fulcrum.cli.top.view import EventLine, View, WorkerLine
+from fulcrum.decide.target import ratio_text
 
 UNKNOWN: Final = "-"
 EVENTS: Final = 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import ObservedWorker
 from fulcrum.controller.children.batch import batch_children
 from fulcrum.controller.children.disruption_budget import gateway_budget, workers_budget
 from fulcrum.controller.children.gateway_deployment import gateway_deployment
@@ -16,6 +15,7 @@ from fulcrum.controller.children.service import gateway_service
 from fulcrum.controller.children.template_check import refused_templates
 from fulcrum.controller.children.worker_pod import role_labels, worker_pod
 from fulcrum.controller.installation import Installation
+from fulcrum.decide import ObservedWorker
 
 __all__ = ["Manifest", "Owner", "children", "refused_templates", "role_labels", "worker_pod"]
 

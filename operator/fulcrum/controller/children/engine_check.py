@@ -17,12 +17,12 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_attention import attention_backend, exchanges_kv
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, KvCacheDtype, Pool
-from fulcrum.balance import Refusal
 from fulcrum.capacity.engine import DENSE
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.model_kinds import ModelKind
 from fulcrum.controller.children.worker_node import named_ports, on_gpu
 from fulcrum.controller.installation import Installation
+from fulcrum.decide import Refusal
 
 _UNKNOWN: Final = ModelKind()
 _LATENT: Final = frozenset((AttentionKind.LATENT, AttentionKind.SPARSE_LATENT))

@@ -26,9 +26,9 @@ from fulcrum.api.names import (
     workers_policy_name,
 )
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.balance import ObservedWorker
 from fulcrum.controller.children.owner import APP_NAME, GATEWAY, WORKER, Manifest, Owner
 from fulcrum.controller.installation import Installation
+from fulcrum.decide import ObservedWorker
 
 _LABEL_NAMESPACE: Final = "kubernetes.io/metadata.name"
 PROMETHEUS: Final[Manifest] = {

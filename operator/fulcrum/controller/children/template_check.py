@@ -9,13 +9,13 @@ from msgspec import structs
 
 from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec, Pool
-from fulcrum.balance import Refusal
 from fulcrum.controller.children.overlay import MERGE_KEYS
 from fulcrum.controller.children.owner import Manifest, Owner
 from fulcrum.controller.children.pod_security import Violation, violations
 from fulcrum.controller.children.template_access import priority_is_reserved, takes
 from fulcrum.controller.children.worker_pod import CONTAINER, worker_pod
 from fulcrum.controller.installation import Installation
+from fulcrum.decide import Refusal
 from fulcrum.kube import misshapen
 
 _SHOWN: Final = 5

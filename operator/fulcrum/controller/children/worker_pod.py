@@ -31,7 +31,6 @@ from fulcrum.api.objects import without_defaults
 from fulcrum.api.quantities import is_more
 from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.api.worker import PATH_STARTED, WorkerConfig
-from fulcrum.balance import worker_config, worker_image, worker_revision
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.start_timeout import SLOWEST_LOAD_BYTES_PER_SECOND
 from fulcrum.controller.children.expert_exchange import exchange_env
@@ -55,6 +54,7 @@ from fulcrum.controller.children.worker_node import (
     resources,
     shared_memory,
 )
+from fulcrum.rollout import worker_config, worker_image, worker_revision
 
 CONTAINER: Final = "worker"
 IMAGE_GROUP: Final = 10001

@@ -13,17 +13,19 @@ from fulcrum.api.gateway import PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
-from fulcrum.balance import CreateWorker, GatewayState, ObservedWorker, Snapshot, WorkerPhase, plan, worker_revision
-from fulcrum.balance.measurements import Measurements
-from fulcrum.balance.peak import Peak, peak_of
-from fulcrum.balance.rehearsed import Rehearsed, Wanted
-from fulcrum.balance.tuning import TUNING
 from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.decide import GatewayState, ObservedWorker, Snapshot, WorkerPhase
+from fulcrum.decide.measurements import Measurements
+from fulcrum.decide.peak import Peak, peak_of
+from fulcrum.decide.rehearsed import Rehearsed, Wanted
+from fulcrum.decide.tuning import TUNING
 from fulcrum.forecast.forecaster import Forecaster
 from fulcrum.forecast.result import Forecast
 from fulcrum.forecast.series import LoadSeries
 from fulcrum.load.demand import LatencyTargets
 from fulcrum.load.traffic import traffic_window_seconds
+from fulcrum.report import plan
+from fulcrum.rollout import CreateWorker, worker_revision
 from fulcrum.routing.kv_routes import shares_of
 from fulcrum.simulation.cluster import ClusterModel
 from fulcrum.simulation.fleet import CLUSTER, Pod

@@ -1,0 +1,182 @@
+"""Modes Auto and Observe: the stages of one decision, in order. Without knowledge, what stands is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import BalanceMode, InferenceClusterSpec
+from fulcrum.decide.assign import Assignment, Kept, follow, keep, layout_of, layout_of_places, place, roles_after
+from fulcrum.decide.best_split import splits
+from fulcrum.decide.decision import BalanceDecision, Reasons, Trace
+from fulcrum.decide.estimate import Unknown
+from fulcrum.decide.explanation import explain
+from fulcrum.decide.initial import initial_layout
+from fulcrum.decide.inputs import Inputs, gather
+from fulcrum.decide.kv_routes import kv_routes
+from fulcrum.decide.last_applied import last_layout
+from fulcrum.decide.measurements import learnt_transfers
+from fulcrum.decide.roles import RoleChanges, dwelled, is_well, repairs, role_changes
+from fulcrum.decide.size import Sizing, size
+from fulcrum.decide.snapshot import Snapshot, live, served_roles
+from fulcrum.decide.split import Move
+from fulcrum.decide.target import make_target
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.model import PerformanceModel
+
+
+def manual(snapshot: Snapshot) -> BalanceDecision:
+    """Return what is to be done in mode Manual: the workers and the ratio of the spec."""
+    spec = snapshot.spec
+    there = {pool.name: Counter(w.role for w in live(snapshot.workers, pool.name)) for pool in spec.pools}
+    # What flips while no worker serves a role takes that role over, whatever else it is for.
+    reasons = Reasons(flip=Reason.ROLE_EMPTY) if len(served_roles(snapshot.workers)) == 1 else Reasons()
+    goal = make_target(spec, there=there)
+    return BalanceDecision(assignment=follow(spec, snapshot.workers, goal), reasons=reasons)
+
+
+def decide(snapshot: Snapshot, now: datetime, applied: Mapping[str, int]) -> BalanceDecision:
+    """Return what is to be done in modes Auto and Observe; `applied`: workers of each pool that there are to be now."""
+    inputs = gather(snapshot, now)
+    observing = snapshot.spec.balance.mode is BalanceMode.OBSERVE
+    if isinstance(inputs, Unknown):
+        decision = hold(snapshot, applied, now, repair=not observing)
+        return replace(decision, trace=replace(decision.trace, unknown=inputs.message, routes=None))
+    decided = _decide(inputs, applied)
+    if not observing:
+        return decided
+    observed = hold(snapshot, applied, now, repair=False)
+    return replace(observed, trace=replace(decided.trace, routes=()), proposal=decided, wanted=decided.wanted)
+
+
+def _decide(inputs: Inputs, applied: Mapping[str, int]) -> BalanceDecision:
+    sized = size(inputs, applied)
+    goal = _goal(inputs, sized)
+    kept = keep(inputs.workers, sized.workers, goal)
+    if _forces_early_flip(inputs, sized, kept):
+        sized = replace(sized, workers=dict(applied), reason=None, considered=())
+        goal = _goal(inputs, sized)
+        kept = keep(inputs.workers, sized.workers, goal)
+    coming = _coming(inputs.spec, sized.workers, kept, goal)
+    changes = role_changes(inputs, kept, coming)
+    assignment = _assign(
+        inputs.spec, sized.workers, kept, goal, moves=changes.moves, movable=changes.movable, coming=coming
+    )
+    return BalanceDecision(
+        assignment=assignment,
+        reasons=_reasons(inputs, applied, sized, changes),
+        trace=_trace(inputs, sized, changes, assignment, goal),
+        wanted=changes.wanted,
+    )
+
+
+def _reasons(inputs: Inputs, applied: Mapping[str, int], sized: Sizing, changes: RoleChanges) -> Reasons:
+    grown = sum(sized.workers.values()) > sum(applied.values())
+    return Reasons(
+        flip=changes.reason or sized.reason or Reason.ROLE_FLIPPED,
+        create=(sized.reason if grown else None) or Reason.WORKER_CREATED,
+        drain=(sized.reason if not grown else None) or Reason.WORKER_DRAINING,
+        load=str(inputs.load.current) if changes.reason not in (None, Reason.ROLE_EMPTY) else "",
+    )
+
+
+def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assignment, goal: Layout) -> Trace:
+    load = inputs.load.current
+    transfers = learnt_transfers(inputs.measurements.pairs)
+    expected = PerformanceModel(inputs.measurements.speeds, inputs.promise, transfers=transfers)
+    serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
+    result = layout_of_places(serving) if serving else goal
+    known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)
+    reason = changes.reason or sized.reason
+    # It takes as long as the decision itself, so it is made only for what the status says.
+    said = reason is not None or inputs.spec.balance.mode is BalanceMode.OBSERVE
+    return Trace(
+        attainment=expected.attainment(result, load) if known else None,
+        reason=reason,
+        over_capacity=sized.over_capacity,
+        calm=reason is None and not sized.over_capacity and changes.wanted is None and is_well(inputs),
+        unreachable=inputs.model.slo != inputs.promise,
+        routes=kv_routes(result, inputs.model, load, inputs.status.routes or ()) if known else None,
+        explanation=explain(inputs, sized, changes) if known and said else None,
+    )
+
+
+def _goal(inputs: Inputs, sized: Sizing) -> Layout:
+    """Return the roles that all workers together would best have; for places that have none yet."""
+    load = inputs.load
+    live = [w for w in inputs.workers if w.live]
+    placed = Counter(w.pool for w in live if w.role is not Role.DRAINING)
+    if sized.workers == {pool: placed[pool] for pool in sized.workers}:
+        return layout_of(inputs.workers)  # no worker comes or goes
+    there = Counter(w.pool for w in live)
+    wanted = {pool: sum((inputs.status.layout or {}).get(pool, {}).values()) for pool in sized.workers}
+    if sized.workers == {pool: there[pool] for pool in sized.workers} == wanted:
+        # A worker that drains to change its role gets the one that it was told to drain for. Judged by what is left
+        # without it, the load would send it back, and it would drain anew.
+        return _last_layout(inputs, sized.workers)
+    serving = layout_of(worker for worker in inputs.workers if worker.serving)
+    if inputs.measurements.rehearses and serving.mixed and not (serving.prefill or serving.decode):
+        mixing = {pool.name: sized.workers.get(pool.name, 0) for pool in inputs.pools if pool.mixes}
+        if sum(mixing.values()) == sum(sized.workers.values()):
+            return Layout.of(mixed=mixing)  # a new one does what all others do
+    ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
+    found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()
+    if found:
+        return found[0]
+    # Nothing arrives: what stands is held, and fewer workers begin anew.
+    if sized.reason is None:
+        return _last_layout(inputs, sized.workers)
+    return initial_layout(inputs.spec, sized.workers, inputs.measurements.speeds)
+
+
+def _last_layout(inputs: Inputs, applied: Mapping[str, int]) -> Layout:
+    wanted, speeds = inputs.status.layout, inputs.measurements.speeds
+    return last_layout(inputs.spec, applied, workers=inputs.workers, wanted=wanted, speeds=speeds)
+
+
+def _coming(spec: InferenceClusterSpec, workers: Mapping[str, int], kept: Kept, goal: Layout) -> dict[str, Role]:
+    """Return the role that each worker that drains, and stays, gets afterwards; by name."""
+    if not any(worker.role is Role.DRAINING for worker in kept.workers):
+        return {}
+    assignment = _assign(spec, workers, kept, goal, moves=(), movable=frozenset())
+    return {worker.name: role for worker, role in assignment.kept if worker.role is Role.DRAINING}
+
+
+def hold(snapshot: Snapshot, applied: Mapping[str, int], now: datetime, *, repair: bool) -> BalanceDecision:
+    """Keep what stands and replace what died; a cluster with nothing at all starts small, in Observe as in Manual."""
+    if not repair and not snapshot.workers and not snapshot.status.layout:
+        return manual(snapshot)
+    spec, workers, wanted = snapshot.spec, snapshot.workers, snapshot.status.layout
+    goal = last_layout(spec, applied, workers=workers, wanted=wanted, speeds=snapshot.measurements.speeds)
+    kept = keep(workers, applied, goal)
+    moves = repairs(spec, workers, kept, now) if repair else ()
+    assignment = _assign(spec, applied, kept, goal, moves=moves, movable=frozenset(w.name for w in kept.serving))
+    reasons = Reasons(flip=Reason.ROLE_EMPTY if moves else Reason.ROLE_FLIPPED)
+    return BalanceDecision(assignment=assignment, reasons=reasons)
+
+
+def _assign(
+    spec: InferenceClusterSpec,
+    workers: Mapping[str, int],
+    kept: Kept,
+    goal: Layout,
+    *,
+    moves: tuple[Move, ...],
+    movable: frozenset[str],
+    coming: Mapping[str, Role] | None = None,
+) -> Assignment:
+    roles = roles_after(kept.serving, moves, movable) | dict(coming or {})
+    roles |= {w.name: w.role for w in kept.workers if not w.serving and w.role is not Role.DRAINING}
+    return place(spec, workers, kept, roles, goal)
+
+
+def _forces_early_flip(inputs: Inputs, sized: Sizing, kept: Kept) -> bool:
+    """A last worker takes both roles; when it has just flipped, the others stay until it may flip again."""
+    if sized.reason is not Reason.LOAD_FELL or sum(sized.workers.values()) != 1:
+        return False
+    settled = {worker.uid for worker in dwelled(inputs, kept)}
+    return any(worker.role is not Role.MIXED and worker.uid not in settled for worker in kept.serving)

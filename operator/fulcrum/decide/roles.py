@@ -1,0 +1,158 @@
+"""Which serving workers change their role now: to take over an empty one, because it pays, or back from a stopgap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import FlipStyle, InferenceClusterSpec
+from fulcrum.decide.assign import Kept, layout_of, layout_of_places
+from fulcrum.decide.inputs import Inputs, payback_seconds
+from fulcrum.decide.pools import flippable
+from fulcrum.decide.rehearsed import Rehearsed, Wanted, few_miss
+from fulcrum.decide.snapshot import ObservedWorker
+from fulcrum.decide.split import Considered, Move, Stakes, after, moves_between, possible_moves, split
+from fulcrum.decide.tuning import TUNING
+from fulcrum.performance.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleChanges:
+    """The flips of a decision."""
+
+    moves: tuple[Move, ...] = ()
+    reason: Reason | None = None
+    """None: the load does not ask for them."""
+    movable: frozenset[str] = frozenset()
+    """Names of the workers that may be the ones."""
+    current: Layout = field(default_factory=Layout)
+    """What they are compared with."""
+    considered: tuple[Considered, ...] = ()
+    wanted: Wanted | None = None
+    """What is to be rehearsed; None: nothing, or there are no rehearsals."""
+    rehearsed: Rehearsed | None = None
+    """What was rehearsed for what stands."""
+
+
+def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> RoleChanges:
+    """Return the flips of serving workers of flippable pools.
+
+    Draining workers count by the role that they get (`coming`): no other worker flips for what they are about to do.
+    """
+    repair = repairs(inputs.spec, inputs.workers, kept, inputs.now)
+    if repair:
+        movable = frozenset(worker.name for worker in kept.serving)
+        return RoleChanges(moves=repair, reason=Reason.ROLE_EMPTY, movable=movable)
+    settled = dwelled(inputs, kept)
+    there = [worker for worker in kept.workers if worker.serving or worker.name in coming]
+    current = layout_of_places((worker.pool, coming.get(worker.name, worker.role)) for worker in there)
+    flexible = flippable(inputs.spec.pools)
+    able = Counter((worker.pool, worker.role) for worker in settled if worker.pool in flexible)
+    if inputs.measurements.rehearses:
+        changes = RoleChanges(movable=frozenset(worker.name for worker in settled), current=current)
+        return _by_rehearsal(inputs, kept, coming, changes, able)
+    immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
+    flips = split(
+        inputs.pools,
+        current,
+        able,
+        load=inputs.load,
+        model=inputs.flips_model,
+        stakes=Stakes(
+            payback_seconds=payback_seconds(inputs.spec, inputs.measurements.traffic),
+            fails=immediate and inputs.load.fails,
+            # By style Drain the whole worker is away: nothing new arrives until its old work is done.
+            cost_workers=TUNING.immediate_cost if immediate else 1.0,
+        ),
+    )
+    return RoleChanges(
+        moves=flips.moves or _single_role(inputs, current, able),
+        reason=inputs.reason if flips.moves else None,
+        movable=frozenset(worker.name for worker in settled),
+        current=current,
+        considered=flips.considered,
+    )
+
+
+def _by_rehearsal(
+    inputs: Inputs, kept: Kept, coming: Mapping[str, Role], changes: RoleChanges, able: Counter[tuple[str, Role]]
+) -> RoleChanges:
+    """Return `changes` with the flips that a rehearsal chose for just these workers, and what is to be rehearsed."""
+    current, flexible = changes.current, flippable(inputs.spec.pools)
+    mixes = all(pool.mixes for pool in inputs.pools if pool.name in flexible)
+    key = _state_key(inputs, kept.serving, (sorted(flexible), mixes))
+    rehearsed = inputs.measurements.rehearsed
+    if rehearsed is not None and rehearsed.key == key and rehearsed.leads_through(current):
+        possible = possible_moves(moves_between(sorted(flexible), current, rehearsed.chosen), able)
+        changes = replace(changes, moves=possible, reason=inputs.reason if possible else None, rehearsed=rehearsed)
+        if rehearsed.chosen != current:
+            return changes  # some of it waits for its dwell
+    # Where most workers do both that is no stopgap: it was chosen.
+    if current.count(Role.MIXED) * 2 < current.total and (single := _single_role(inputs, current, able)):
+        return replace(changes, moves=single)
+    changing = {worker.name for worker in kept.serving if worker.pool in flexible}
+    settled = changing <= changes.movable and not coming and current.complete and len(changing) > 1
+    if not settled or is_well(inputs):
+        return changes
+    began = [at for worker in kept.serving for at in (worker.role_since, worker.ready_since) if at is not None]
+    stands_since = max(began, default=None)
+    wanted = Wanted(key=key, standing=current, flexible=flexible, mixes=mixes, stands_since=stands_since)
+    return replace(changes, wanted=wanted)
+
+
+def _state_key(inputs: Inputs, workers: Iterable[ObservedWorker], changes: object) -> str:
+    """Return a key that other workers or revisions, and another promise, admission or kind of change, do not have."""
+    state = sorted((worker.uid, worker.restarts, worker.stale) for worker in workers)
+    return sha256(repr((state, inputs.promise, inputs.spec.admission, changes)).encode()).hexdigest()[:16]
+
+
+def is_well(inputs: Inputs) -> bool:
+    """Report whether so few miss the promise, those turned away included, that there is nothing to look for."""
+    traffic = inputs.measurements.traffic
+    if traffic is None or traffic.attainment is None:
+        return traffic is not None and traffic.rate == 0
+    return few_miss(1 - traffic.attainment, inputs.spec.slo.attainment)
+
+
+def dwelled(inputs: Inputs, kept: Kept) -> list[ObservedWorker]:
+    """Return the serving workers that have had their role for the dwell time."""
+    since = inputs.now - timedelta(seconds=seconds(inputs.spec.balance.flip.min_dwell))
+    return [worker for worker in kept.serving if worker.role_since is None or worker.role_since <= since]
+
+
+def repairs(
+    spec: InferenceClusterSpec, workers: Iterable[ObservedWorker], kept: Kept, now: datetime
+) -> tuple[Move, ...]:
+    """Return the flip by which a role that no worker serves is taken over; an only worker does both.
+
+    A cluster that has just started is not broken: its other workers come, too.
+    """
+    if layout_of(worker for worker in workers if worker.serving).complete:
+        return ()
+    settled, flexible = timedelta(seconds=seconds(spec.balance.flip.min_dwell)), flippable(spec.pools)
+    able = [w for w in kept.serving if w.pool in flexible and (w.ready_since is None or now - w.ready_since >= settled)]
+    if not able:
+        return ()
+    current, chosen = layout_of(kept.serving), able[-1]
+    # A drain would leave requests without a worker: then, too, one does both for the time being.
+    immediate = spec.balance.flip.style is FlipStyle.IMMEDIATE
+    missing = Role.DECODE if current.prefill else Role.PREFILL
+    return (Move(chosen.pool, chosen.role, missing if immediate and current.total > 1 else Role.MIXED),)
+
+
+def _single_role(inputs: Inputs, current: Layout, able: Counter[tuple[str, Role]]) -> tuple[Move, ...]:
+    """Return a temporary `mixed` worker, beside workers of one role, to a single role."""
+    stopgap = min((pool for (pool, role), count in able.items() if role is Role.MIXED and count), default=None)
+    if stopgap is None or not (current.prefill or current.decode):
+        return ()
+    options = [Move(stopgap, Role.MIXED, role) for role in (Role.PREFILL, Role.DECODE)]
+    complete = [move for move in options if after(current, [move]).complete]
+    if not complete:
+        return ()
+    return (max(complete, key=lambda move: inputs.model.goodput(after(current, [move]), inputs.load.current)),)
