@@ -172,3 +172,13 @@ async def test_many_dead_workers_do_not_hide_the_living(agent: FakeAgent) -> Non
     async with Agents(deadline_seconds=PATIENT, at_once=8) as agents:
         loads = await agents.loads({**dead, "a": agent.address})
     assert loads["a"] == REPORT
+
+
+async def test_an_address_that_is_none_is_unknown_and_the_others_are_heard(agent: FakeAgent) -> None:
+    workers = {"a": agent.address} | {
+        f"odd{number}": AgentAddress(host, 8001) for number, host in enumerate(["[", "a b", "fe80::%", "x:y:z", ""])
+    }
+    async with Agents(deadline_seconds=PATIENT) as agents:
+        loads = await agents.loads(workers)
+        assert await agents.pairs({"g": "["}) == ()
+    assert {name: report for name, report in loads.items() if report is not None} == {"a": REPORT}

@@ -19,6 +19,7 @@ from fulcrum.telemetry.counts import (
     Counts,
     Key,
     Page,
+    _known_keys,
     add,
     increase,
     make_traffic,
@@ -225,3 +226,19 @@ def test_gateway_and_source_agree_on_what_is_a_rejection() -> None:
 
 def test_sums() -> None:
     assert add([{ARRIVALS: 1.0}, {}, {ARRIVALS: 2.0, OTHER: 1.0}]) == {ARRIVALS: 3.0, OTHER: 1.0}
+
+
+def test_a_page_says_the_same_whichever_cluster_it_is_of_and_however_often_it_is_read() -> None:
+    pages = [read_page(a_page(cluster=name)) for name in ("chat", "chat", "a" * 250, "x")]
+    assert {page.cluster for page in pages} == {"chat", "a" * 250, "x"}
+    assert [page.counts for page in pages] == [pages[0].counts] * 4
+
+
+def test_what_is_remembered_of_pages_is_bounded() -> None:
+    start, page = 'fulcrum_gateway_requests_total{reason="', a_page()
+    read_page(page)
+    before = _known_keys.cache_info()
+    assert before.maxsize is not None
+    odd = "".join(f'{start}{"y" * 10_000}{number}"}} 1.0\n' for number in range(20))
+    assert len(read_page(odd + page).counts) == len(read_page(page).counts) + 20
+    assert _known_keys.cache_info().currsize == before.currsize, "long ones are not kept"

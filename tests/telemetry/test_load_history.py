@@ -204,3 +204,35 @@ def test_spans_are_the_arrivals_between_scrapes_that_are_about_as_far_apart() ->
     assert kept.spans(300.0, now=36.0) == [*map(float, range(10)), *[5.0] * 5]
     assert kept.spans(10.0, now=36.0) == [5.0] * 5
     assert kept.spans(10.0, now=500.0) == []
+
+
+@given(
+    lengths=st.lists(st.floats(0.5, 40.0), min_size=1, max_size=40),
+    spans=st.lists(st.tuples(st.floats(-50.0, 900.0), st.floats(0.1, 700.0)), min_size=1, max_size=8),
+    newer=st.integers(0, 40),
+)
+def test_spans_are_what_each_of_them_is_alone(
+    lengths: list[float], spans: list[tuple[float, float]], newer: int
+) -> None:
+    """Also where a counter appears later: `newer` slices on."""
+    appears = Key("requests_total", "Late")
+    kept, now, slices = filled(), 0.0, list[Slice]()
+    for number, length in enumerate(lengths):
+        more = {appears: 7.0} if number >= newer else {}
+        slices.append(Slice(start_seconds=now, end_seconds=now + length, counts=counts(3.0 * length) | more))
+        kept.put(slices[-1])
+        now += length
+    wanted = [Key("arrivals_total"), appears, Key("never")]
+    found = kept.between([(begin, begin + seconds) for begin, seconds in spans], wanted)
+    for (begin, seconds), one in zip(spans, found, strict=True):
+        shares = [
+            (max(0.0, min(each.end_seconds, begin + seconds) - max(each.start_seconds, begin)), each) for each in slices
+        ]
+        for key in wanted:
+            parts = [
+                share / (each.end_seconds - each.start_seconds) * each.counts[key]
+                for share, each in shares
+                if share > 0 and key in each.counts
+            ]
+            assert (key in one) == bool(parts)
+            assert one.get(key, 0.0) == pytest.approx(sum(parts))

@@ -19,7 +19,7 @@ from fulcrum.api.internal_token import authorization
 from fulcrum.api.names import HEADER_POD, PORT_BATCH, PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import AdapterSource, AdaptersRequest, LoadReport, RoleRequest, SleepRequest
-from fulcrum.telemetry.reading import HEADERS, BodyReader
+from fulcrum.telemetry.reading import HEADERS, BodyReader, known_url
 from fulcrum.telemetry.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Agents:
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
         url = f"http://{host}:{port}{path}"
         try:
-            async with self._turns.of(caller), self._open.get(url, allow_redirects=False) as response:
+            async with self._turns.of(caller), self._open.get(known_url(url), allow_redirects=False) as response:
                 if response.status != HTTPStatus.OK:
                     return None
                 return decoder.decode(await self._bodies.read(response, most_bytes=most_bytes))
@@ -195,7 +195,7 @@ class Agents:
         try:
             async with (
                 self._turns.of(caller),
-                self._open.get(f"http://{agent}/load", allow_redirects=False) as response,
+                self._open.get(known_url(f"http://{agent}/load"), allow_redirects=False) as response,
             ):
                 if response.status != HTTPStatus.OK:
                     return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -46,6 +48,8 @@ _SUBJECTS: Final = {
 _BY_CLASS: Final = frozenset(f"{PREFIX}{ARRIVED_PROMPT}_{part}" for part in ("sum", "count"))
 """Of these, what came of each QoS class is kept, too: the part is the class."""
 _LINES: Final = (PREFIX, _START)
+_OWNER: Final = re.compile(r'fulcrum_cluster="[^"]*",fulcrum_namespace="[^"]*"')
+"""Labels that all series of a page have; no value of another label has such text, as quotes in it are escaped."""
 
 
 class Key(NamedTuple):
@@ -83,20 +87,20 @@ def read_page(text: str) -> Page:
     counts: Counts = {}
     info: Mapping[str, str] | None = None
     started_seconds = math.nan
+    owner = _OWNER.search(text)
+    same = owner[0] if owner is not None else " "
     try:
         for line in text.splitlines():
             if not line.startswith(_LINES):
                 continue
             series, _, value = line.rpartition(" ")
+            series = series.replace(same, "")
+            keys = _known_keys(series) if len(series) <= _KNOWN_LENGTH else _keys(series)
+            if keys:
+                count(counts, keys, float(value))
+                continue
             name = series.partition("{")[0]
-            if (label := _SUBJECTS.get(name)) is not None:
-                short = name.removeprefix(PREFIX)
-                if name in _BY_CLASS:
-                    count_class(counts, short, _label(series, "class"), float(value))
-                else:
-                    key = Key(short, _label(series, label) if label else "")
-                    counts[key] = counts.get(key, 0.0) + float(value)
-            elif name == PREFIX + INFO:
+            if name == PREFIX + INFO:
                 info = _labels(line)
             elif name == _START:
                 started_seconds = float(value)
@@ -114,10 +118,33 @@ def read_page(text: str) -> Page:
     )
 
 
-def count_class(counts: Counts, name: str, qos_class: str, value: float) -> None:
-    """Add to a counter's sum over all classes and, where the class is known, to what it counts of that class."""
-    for part in {"", qos_class}:
-        counts[Key(name, part)] = counts.get(Key(name, part), 0.0) + value
+def count(counts: Counts, keys: Iterable[Key], value: float) -> None:
+    """Add `value` to each of the keys."""
+    for key in keys:
+        counts[key] = counts.get(key, 0.0) + value
+
+
+def _keys(series: str) -> tuple[Key, ...]:
+    """Return what a series counts; nothing for one that is not read."""
+    name = series.partition("{")[0]
+    label = _SUBJECTS.get(name)
+    if label is None:
+        return ()
+    short = name.removeprefix(PREFIX)
+    if name in _BY_CLASS:
+        return by_class(short, _label(series, "class"))
+    return (Key(short, _label(series, label) if label else ""),)
+
+
+_known_keys = lru_cache(maxsize=8192)(_keys)
+"""Gateways have the same few hundred series at each scrape, and most of them in each cluster, but for `_OWNER`."""
+_KNOWN_LENGTH: Final = 256
+"""Longer ones are read anew: what is remembered is bounded."""
+
+
+def by_class(name: str, qos_class: str) -> tuple[Key, ...]:
+    """Return what a counter of a QoS class counts: for all together and, where the class is known, for itself."""
+    return (Key(name), Key(name, qos_class)) if qos_class else (Key(name),)
 
 
 def _label(series: str, name: str) -> str:

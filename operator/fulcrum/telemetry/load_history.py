@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.forecast.series import LoadSeries
-from fulcrum.telemetry.counts import ARRIVALS, OUTPUT, PROMPT, Counts, Key, add
+from fulcrum.telemetry.counts import ARRIVALS, OUTPUT, PROMPT, Counts, Key
 
 _DETAIL_SECONDS: Final = 900.0
 _KNOWN_SHARE: Final = 0.5
@@ -51,11 +52,12 @@ class _Kept:
     places: Mapping[Key, int]
     values: array[float]
 
-    def counts(self, keys: Collection[Key] | None = None) -> Counts:
-        """All counts, or those of `keys` that there are."""
-        if keys is None:
-            return dict(zip(self.places, self.values, strict=True))
-        return {key: self.values[self.places[key]] for key in keys if key in self.places}
+    def counts(self) -> Counts:
+        return dict(zip(self.places, self.values, strict=True))
+
+    def count(self, key: Key) -> float:
+        place = self.places.get(key)
+        return 0.0 if place is None else self.values[place]
 
 
 class LoadHistory:
@@ -125,18 +127,36 @@ class LoadHistory:
 
         `keys`: only these.
         """
-        begin = now - window_seconds
-        parts: list[Counts] = []
-        covered_seconds = 0.0
-        for piece in reversed(self._slices):
-            if piece.end_seconds <= begin:
-                break
-            start, end = max(begin, piece.start_seconds), min(now, piece.end_seconds)
-            if end > start:
-                share = (end - start) / (piece.end_seconds - piece.start_seconds)
-                parts.append({key: value * share for key, value in piece.counts(keys).items()})
-                covered_seconds += end - start
-        return add(parts), covered_seconds
+        (counts,), (covered_seconds,) = self._between([(now - window_seconds, now)], keys)
+        return counts, covered_seconds
+
+    def between(self, spans: Sequence[tuple[float, float]], keys: Collection[Key]) -> list[Counts]:
+        """Return the counts of these keys in each of the spans (begin, end)."""
+        return self._between(spans, keys)[0]
+
+    def _between(
+        self, spans: Sequence[tuple[float, float]], keys: Collection[Key] | None
+    ) -> tuple[list[Counts], list[float]]:
+        """Return the counts, and the seconds that were measured, in each of the spans."""
+        begin, end = (np.array(side)[:, None] for side in zip(*spans, strict=True))
+        pieces = list(takewhile(lambda piece: piece.end_seconds > begin.min(), reversed(self._slices)))
+        found: list[Counts] = [{} for _ in spans]
+        covered = np.zeros(len(spans))
+        for _, group in groupby(pieces, key=lambda piece: id(piece.places)):
+            alike = list(group)
+            columns = {key: place for key, place in alike[0].places.items() if keys is None or key in keys}
+            starts = np.array([piece.start_seconds for piece in alike])
+            ends = np.array([piece.end_seconds for piece in alike])
+            seconds = np.maximum(np.minimum(end, ends) - np.maximum(begin, starts), 0.0)
+            values = np.array([piece.values for piece in alike])[:, list(columns.values())]
+            # No matrix product: its rounding differs from machine to machine.
+            sums = (values * (seconds / (ends - starts))[:, :, None]).sum(axis=1)
+            for counts, row, there in zip(found, sums.tolist(), seconds.any(axis=1), strict=True):
+                if there:
+                    for key, value in zip(columns, row, strict=True):
+                        counts[key] = counts.get(key, 0.0) + value
+            covered += seconds.sum(axis=1)
+        return found, covered.tolist()
 
     def spans(self, window_seconds: float, *, now: float) -> list[float]:
         """Return the arrivals between each two scrapes of the last `window_seconds` that were about as far apart."""
@@ -145,11 +165,7 @@ class LoadHistory:
         usual = float(np.median(lengths)) if lengths else 0.0
         alike = zip(pieces, lengths, strict=True)
         arrivals = Key(ARRIVALS)
-        return [
-            piece.counts((arrivals,)).get(arrivals, 0.0)
-            for piece, length in alike
-            if abs(length - usual) <= _UNEVEN * usual
-        ]
+        return [piece.count(arrivals) for piece, length in alike if abs(length - usual) <= _UNEVEN * usual]
 
     def series(self, *, interval_seconds: float, history_seconds: float, now: float) -> LoadSeries | None:
         """Return the whole intervals up to `now` from the first measured one on; None before there is one.

@@ -27,7 +27,8 @@ from fulcrum.telemetry.counts import (
     WAITED,
     Counts,
     Key,
-    count_class,
+    by_class,
+    count,
 )
 from fulcrum.telemetry.source import ClusterRef
 
@@ -103,7 +104,7 @@ class Queries:
             for part in ("sum", "count"):
                 by = "class" if name == ARRIVED_PROMPT else ""
                 for row in increase(f"{name}_{part}", by):  # gateways of an earlier version have none
-                    count_class(counts, f"{name}_{part}", row["metric"].get("class", ""), _value(row))
+                    count(counts, by_class(f"{name}_{part}", row["metric"].get("class", "")), _value(row))
         return counts
 
     def series(self, cluster: ClusterRef, interval_seconds: float, intervals: int, end_seconds: float) -> LoadSeries:

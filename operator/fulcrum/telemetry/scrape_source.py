@@ -28,7 +28,7 @@ from fulcrum.telemetry.counts import (
     spread_of,
 )
 from fulcrum.telemetry.load_history import LoadHistory, Slice
-from fulcrum.telemetry.reading import HEADERS, BodyReader
+from fulcrum.telemetry.reading import HEADERS, BodyReader, known_url
 from fulcrum.telemetry.source import ClusterRef, Unknown
 from fulcrum.telemetry.turns import Turns
 
@@ -163,7 +163,10 @@ class ScrapeSource:
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{port}/metrics"
         try:
-            async with self._turns.of(cluster.key), self._session.get(url, allow_redirects=False) as response:
+            async with (
+                self._turns.of(cluster.key),
+                self._session.get(known_url(url), allow_redirects=False) as response,
+            ):
                 if response.status != 200:
                     return f"{url} answered {response.status}"
                 page = read_page((await self._bodies.read(response, most_bytes=_PAGE_BYTES)).decode())
@@ -204,21 +207,22 @@ class ScrapeSource:
             seen = f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
             return self._unknown(cluster, known.problem or seen)
 
-        def only_lengths(seconds: float) -> Counts:
-            return known.history.recent(window_seconds=seconds, now=now, keys=LENGTHS)[0]
-
-        spread = spread_of(counts)
+        *newest, longer = known.history.between(
+            [
+                (now - each, now)
+                for each in (*(part * window_seconds for part in TUNING.newest_parts), TUNING.memory_seconds)
+            ],
+            LENGTHS,
+        )
+        ends = [
+            now - part * TUNING.window_seconds for part in range(int(TUNING.memory_seconds / TUNING.window_seconds))
+        ]
         return make_traffic(
             counts,
             covered_seconds,
-            newest=[only_lengths(part * window_seconds) for part in TUNING.newest_parts],
-            longer=only_lengths(TUNING.memory_seconds),
-            stretches=[
-                known.history.recent(
-                    window_seconds=TUNING.window_seconds, now=now - part * TUNING.window_seconds, keys=spread
-                )[0]
-                for part in range(int(TUNING.memory_seconds / TUNING.window_seconds))
-            ],
+            newest=newest,
+            longer=longer,
+            stretches=known.history.between([(end - TUNING.window_seconds, end) for end in ends], spread_of(counts)),
             dispersion=dispersion(known.history.spans(TUNING.memory_seconds, now=now)),
         )
 
