@@ -193,8 +193,10 @@ class ClusterWatch:
                 yield worker, found[1]
 
     def _adapters(self) -> tuple[AdapterStatus, ...]:
-        reports = [load for worker, load in self._shown_loads() if worker.ready]
-        return adapter_statuses(adapter_sources(self.cluster.spec), reports)
+        wanted = adapter_sources(self.cluster.spec)
+        if not wanted:
+            return ()
+        return adapter_statuses(wanted, [load for worker, load in self._shown_loads() if worker.ready])
 
     def _kv_tiers(self) -> dict[str, KvTierStatus]:
         return kv_tiers((worker.pool, load) for worker, load in self._shown_loads())
