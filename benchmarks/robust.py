@@ -7,10 +7,10 @@ theirs; above 1 ours is better. `settled` is the attainment without each scenari
 what its rivals know beforehand, and again ours over the best rival. The same seed gives the same scenarios and results.
 
     python benchmarks/robust.py [--seed N] [--count N] [--only N,N] [--kind fixed|phases|moving|all]
-                                [--processes N] [--ours] [--rehearsed] [--explain]
+                                [--processes N] [--ours] [--estimates] [--explain]
 
 `--ours` runs ours alone, which takes a tenth of the time: for two states of the code on the same scenarios.
-`--rehearsed` has roles chosen by rehearsal: `balance.rehearse: On`.
+Roles are chosen by rehearsal; `--estimates` has them chosen without: `balance.rehearse: Off`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--ours", action="store_true", help="run ours alone")
-    parser.add_argument("--rehearsed", action="store_true", help="have roles chosen by rehearsal")
+    parser.add_argument("--estimates", action="store_true", help="have roles chosen by estimates, without rehearsals")
     parser.add_argument("--explain", action="store_true", help="say over time what ours did (with --only)")
     arguments = parser.parse_args()
     if arguments.count < 1:
@@ -60,13 +60,13 @@ def main() -> int:
     print(f"seed {arguments.seed}, {len(scenarios)} scenarios: {covered(scenarios)}", flush=True)
     if arguments.explain:
         for scenario in scenarios:
-            explain(scenario)
+            explain(scenario, rehearsed=not arguments.estimates)
         return 0
     began = time.monotonic()
     with ProcessPoolExecutor(arguments.processes) as pool:
         if arguments.ours:
             alone = []
-            run_one = run_rehearsed if arguments.rehearsed else run_ours
+            run_one = run_ours if arguments.estimates else run_rehearsed
             for scenario, run in zip(scenarios, pool.map(run_one, scenarios), strict=True):
                 alone.append(run)
                 print(f"{scenario.number:3} {ours_text(run)}  {scenario.describe()}", flush=True)
@@ -77,7 +77,7 @@ def main() -> int:
         results = []
         rival = f"{'best':>6} {'settled':>7} {'GPU-h':>5}  {'best rival':22}"
         print(f"{'no.':>3} {'ratio':>6} {'settled':>7} {ours_text(None)}  {rival} scenario")
-        for one in pool.map(partial(judged, rehearsed=arguments.rehearsed), scenarios):
+        for one in pool.map(partial(judged, rehearsed=not arguments.estimates), scenarios):
             results.append(one)
             print(row(one), flush=True)
     met = summarised(results)
@@ -150,10 +150,10 @@ def summarised(results: Sequence[Judged]) -> bool:
     return all(met)
 
 
-def explain(scenario: Scenario) -> None:
+def explain(scenario: Scenario, *, rehearsed: bool) -> None:
     """Print what became of ours' requests, minute by minute."""
     slo = scenario.slo()
-    result = simulate(scenario.workload(), scenario.cluster(), ours_of(scenario), slo=slo)
+    result = simulate(scenario.workload(), scenario.cluster(), ours_of(scenario, rehearsed=rehearsed), slo=slo)
     print(f"{scenario.number}: {scenario.describe()}")
     for sample in result.fleet:
         print(f"  {sample.seconds:6.0f} s  {sample.prefill}P:{sample.decode}D {sample.mixed}M of {sample.pods} Pods")
