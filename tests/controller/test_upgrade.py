@@ -27,7 +27,10 @@ DOCUMENTS = ("examples/quickstart.yaml", "examples/auto.yaml", "examples/overloa
 REVISIONS = """
 import json, sys
 from fulcrum.api.objects import load_inference_cluster, to_dict
-from fulcrum.rollout import worker_revision
+try:
+    from fulcrum.rollout import worker_revision
+except ModuleNotFoundError:
+    from fulcrum.balance import worker_revision
 found = []
 for document in json.load(sys.stdin):
     cluster = load_inference_cluster(document)
