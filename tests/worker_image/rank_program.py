@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ import weakref
 from typing import Any
 
 from fulcrum_worker.engine_experts import share_experts_on_cpu
-from fulcrum_worker.engine_ranks import end_with_lost_rank, refuse_dense_ranks
+from fulcrum_worker.engine_ranks import end_with_lost_rank, exit_codes, refuse_dense_ranks
 from fulcrum_worker.parent_death import end_with_parent
 
 
@@ -114,11 +115,32 @@ def _rank(parent: int) -> None:
     time.sleep(600)
 
 
+def late() -> object:
+    """Exit codes of a process whose pipe has ended and that is not gone yet, and of one that lives."""
+    fork = multiprocessing.get_context("fork")
+    dying = fork.Process(target=_die_slowly, name="EngineCore_DP7")
+    living = fork.Process(target=_rank, args=(os.getpid(),), name="EngineCore_DP8")
+    dying.start()
+    living.start()
+    multiprocessing.connection.wait([dying.sentinel])
+    before = dying.exitcode
+    found = exit_codes([dying, living])
+    living.kill()
+    return {"before": before, "found": found}
+
+
+def _die_slowly() -> None:
+    os.closerange(3, 4096)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(experts_model: str, dense_model: str, commands: str) -> None:
     """Look at all of it."""
     refuse_dense_ranks()
     end_with_lost_rank()
     found = {"mapped": mapped(), "gathered": gathered(), "parsed": parsed(commands)}
+    found["late"] = late()
     found["codes"] = [code_of(model) for model in (experts_model, dense_model)]
     watch = watched()
     print(json.dumps({**found, "ranks": [rank.pid for rank in watch.processes]}), flush=True)

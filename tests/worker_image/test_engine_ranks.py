@@ -93,6 +93,11 @@ def test_vllm_says_which_rank_was_lost_and_ends_with_the_others(looked: Looked) 
 
 
 @pytest.mark.integration
+def test_a_rank_that_has_just_ended_is_waited_for_and_a_living_one_is_not(looked: Looked) -> None:
+    assert looked.found["late"] == {"before": None, "found": [["EngineCore_DP7", -9], ["EngineCore_DP8", None]]}
+
+
+@pytest.mark.integration
 def test_ranks_of_a_dense_model_are_refused_with_what_to_do(looked: Looked) -> None:
     assert looked.found["codes"] == [0, EXIT_BAD_CONFIG]
     assert DENSE in looked.said

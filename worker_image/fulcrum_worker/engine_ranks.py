@@ -11,7 +11,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from multiprocessing import connection
 from typing import Any, Final
 
 from fulcrum.api.worker import EXIT_BAD_CONFIG
@@ -24,6 +25,8 @@ NO_EXPERTS: Final = "spec.pools[].parallelism.experts: the model is dense (vLLM 
 _REFUSED: Final = "fulcrum: refused: "
 _LOST: Final = re.compile(r"fulcrum: rank (\d{1,5}) (was killed by \w{1,20}|ended with exit code \d{1,5})")
 _PROCESS: Final = re.compile(r"EngineCore_DP(\d+)")
+_REAPED_SECONDS: Final = 5.0
+"""Most that passes between the end of a process's pipe, by which vLLM hears of it, and its exit code."""
 
 
 def end_with_lost_rank() -> None:
@@ -36,13 +39,25 @@ def end_with_lost_rank() -> None:
 
     def end_or_shut_down(self: Any, *args: Any, **kwargs: Any) -> None:
         # What ends after the first call is ended by vLLM.
-        lost = [] if self.manager_stopped.is_set() else lost_lines((of.name, of.exitcode) for of in self.processes)
+        lost = [] if self.manager_stopped.is_set() else lost_lines(exit_codes(self.processes))
         if lost:
             print(*lost, sep="\n", file=sys.stderr, flush=True)
             os._exit(1)
         shutdown(self, *args, **kwargs)
 
     manager.shutdown = end_or_shut_down
+
+
+def exit_codes(processes: Sequence[Any]) -> list[tuple[str, int | None]]:
+    """Return name and exit code of each process of `multiprocessing`; None: it lives.
+
+    The kernel closes what a process had open before it has an exit code: one whose pipe has ended is waited for.
+    """
+    ended = connection.wait([of.sentinel for of in processes], timeout=0)
+    for of in processes:
+        if of.sentinel in ended:
+            of.join(_REAPED_SECONDS)
+    return [(of.name, of.exitcode) for of in processes]
 
 
 def lost_lines(processes: Iterable[tuple[str, int | None]]) -> list[str]:
