@@ -27,11 +27,18 @@ class Pair:
     pool: Path
 
     def prompt(self) -> tuple[list[int], Answer]:
-        """A prompt of which the first engine has put everything into the pool, and its answer there."""
-        prompt = self.first.prompt(TOKENS)
-        answer = self.first.ask(prompt, max_tokens=64)
-        wait_until(self.is_stored, seconds=60, what="the pool has it")
-        return prompt, answer
+        """A prompt of which the first engine has put everything into the pool, and its answer there.
+
+        At least the first 8 tokens of the answer are sure: where other chunks of a prompt are computed, rounding is
+        another one.
+        """
+        for _ in range(20):
+            prompt = self.first.prompt(TOKENS)
+            answer = self.first.ask(prompt, max_tokens=64, logprobs=2)
+            if len(answer.decided_tokens) >= 8:
+                wait_until(self.is_stored, seconds=60, what="the pool has it")
+                return prompt, answer
+        raise AssertionError("no answer of 20 is sure of 8 tokens")
 
     def is_stored(self) -> bool:
         stored = self.first.metric("vllm:kv_offload_store_bytes_total")
@@ -58,13 +65,18 @@ def from_pool(engine: TieredEngine) -> float:
     return engine.metric("vllm:prompt_tokens_cached_by_source_total", source="disk")
 
 
+def says_the_same(restored: Answer, cold: Answer) -> bool:
+    sure = cold.decided_tokens
+    return restored.tokens[: len(sure)] == sure
+
+
 def test_the_other_engine_answers_the_same_and_sooner(pair: Pair) -> None:
     def restored_by_cold() -> float:
         prompt, cold = pair.prompt()
         before = from_pool(pair.second)
         restored = pair.second.ask(prompt, max_tokens=64)
         assert from_pool(pair.second) - before == IN_BLOCKS
-        assert restored.tokens == cold.tokens
+        assert says_the_same(restored, cold)
         return restored.ttft_seconds / cold.ttft_seconds
 
     undisturbed(restored_by_cold, at_most=0.5, what="benchmarks/kv_pool.py has the figures")
@@ -107,7 +119,7 @@ def test_spoilt_blocks_are_computed_again(pair: Pair) -> None:
     before = pair.second.metric(f"{BAD_BLOCKS}_total")
     restored = pair.second.ask(prompt, max_tokens=64)
     assert pair.second.metric(f"{BAD_BLOCKS}_total") > before
-    assert restored.tokens == cold.tokens
+    assert says_the_same(restored, cold)
 
 
 def test_a_pool_that_turns_slow_costs_little_more_than_computing(pair: Pair) -> None:
@@ -127,7 +139,7 @@ def test_a_pool_that_turns_slow_costs_little_more_than_computing(pair: Pair) -> 
         restored = pair.second.ask(prompt, max_tokens=64)
         pair.second.set()
         assert from_pool(pair.second) > before, "what came before it turned slow is used"
-        assert restored.tokens == cold.tokens
+        assert says_the_same(restored, cold)
         assert restored.ttft_seconds < 8 * slow_seconds, "it does not wait for eight blocks"
         computed = (pair.second.ask(pair.first.prompt(TOKENS), max_tokens=1) for _ in range(2))
         return restored.ttft_seconds / max(cold.ttft_seconds, *(each.ttft_seconds for each in computed))
@@ -141,7 +153,7 @@ def test_a_pool_that_goes_and_comes_back(pair: Pair) -> None:
     root.rename(away)
     root.write_text("no folder")
     restored = pair.second.ask(prompt, max_tokens=64)
-    assert restored.tokens == cold.tokens
+    assert says_the_same(restored, cold)
     assert pair.second.metric(PROBLEM, problem="gone") == 1
     root.unlink()
     away.rename(root)
