@@ -65,6 +65,7 @@ class Foretold:
     after_seconds: tuple[float, ...]
     """When they come, after the rehearsal."""
     inside: tuple[bool, ...]
+    """Whether each is inside the promise."""
     off: float
     """Share of them by which plays of this layout were off; to be added."""
 
@@ -116,14 +117,12 @@ def rehearse(question: Question) -> Answer | None:
         return None
     stands = plays.stands(first)
     best, inside, compared = stage.standing, stands, [plays.expected(stage.standing, stands)]
-    prompts = stretch.load.prompt_tokens.astype(np.float64)
-    speeds, tpot_seconds = known_speeds(stage.cluster), stage.slo.tpot_seconds
     for layout in candidates(
         stage.standing,
-        speeds,
-        prompts,
+        known_speeds(stage.cluster),
+        stretch.load.prompt_tokens.astype(np.float64),
         outputs.astype(np.float64),
-        tpot_seconds,
+        stage.slo.tpot_seconds,
         flexible=question.flexible,
         mixes=question.mixes,
     ):
@@ -140,15 +139,9 @@ def rehearse(question: Question) -> Answer | None:
             compared.append(plays.expected(layout, found))
     verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
     chosen, played = (best, inside) if verdict.wins else (stage.standing, stands)
-    after_seconds = first.load.arrival_seconds[first.scored] - first.changes_at
-    comes = after_seconds >= 0
     return Answer(
         chosen=chosen,
-        foretold=Foretold(
-            after_seconds=tuple(after_seconds[comes].tolist()),
-            inside=tuple(played[comes].tolist()),
-            off=plays.offsets.get(chosen, _NONE).share,
-        ),
+        foretold=plays.foretold(chosen, first, played),
         requests=total,
         future_seconds=span.scored_seconds,
         compared=tuple(compared),
@@ -236,6 +229,16 @@ class _Plays:
         """Return what the play of a layout says, less how far it is off."""
         share = float(inside.mean()) + self.offsets.get(layout, _NONE).share
         return PlayedLayout(layout=layout, inside=min(max(share, 0.0), 1.0))
+
+    def foretold(self, layout: Layout, future: Future, inside: Bools) -> Foretold:
+        """Return what its play says of the requests that are still to come; `inside`: of all that are scored."""
+        after_seconds = future.load.arrival_seconds[future.scored] - future.changes_at
+        comes = after_seconds >= 0
+        return Foretold(
+            after_seconds=tuple(after_seconds[comes].tolist()),
+            inside=tuple(inside[comes].tolist()),
+            off=self.offsets.get(layout, _NONE).share,
+        )
 
     def off(self, one: Layout, other: Layout) -> float:
         """Share of requests by which `one` does better, beside `other`, than its plays say."""

@@ -207,22 +207,16 @@ class ScrapeSource:
             seen = f"only {covered_seconds:.0f} s of the last {window_seconds:.0f} s were seen so far"
             return self._unknown(cluster, known.problem or seen)
 
-        *newest, longer = known.history.between(
-            [
-                (now - each, now)
-                for each in (*(part * window_seconds for part in TUNING.newest_parts), TUNING.memory_seconds)
-            ],
-            LENGTHS,
-        )
-        ends = [
-            now - part * TUNING.window_seconds for part in range(int(TUNING.memory_seconds / TUNING.window_seconds))
-        ]
+        lasting = [*(part * window_seconds for part in TUNING.newest_parts), TUNING.memory_seconds]
+        *newest, longer = known.history.between([(now - seconds, now) for seconds in lasting], LENGTHS)
+        count, each_seconds = int(TUNING.memory_seconds / TUNING.window_seconds), TUNING.window_seconds
+        stretches = [(now - (part + 1) * each_seconds, now - part * each_seconds) for part in range(count)]
         return make_traffic(
             counts,
             covered_seconds,
             newest=newest,
             longer=longer,
-            stretches=known.history.between([(end - TUNING.window_seconds, end) for end in ends], spread_of(counts)),
+            stretches=known.history.between(stretches, spread_of(counts)),
             dispersion=dispersion(known.history.spans(TUNING.memory_seconds, now=now)),
         )
 

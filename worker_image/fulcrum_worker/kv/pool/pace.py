@@ -53,8 +53,10 @@ class PoolPace:
         Never while the engine's speed is not known: nothing would say when a load is late.
         """
         speed, matched = self._speed(), min(wanted.matched, wanted.prompt - 1)
-        if speed is None or matched <= wanted.present:
-            return speed is not None
+        if speed is None:
+            return False
+        if matched <= wanted.present:
+            return True
         link = self._link.predict()
         way = restore(
             present_tokens=wanted.present,
