@@ -49,6 +49,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.load.demand import promised
+from fulcrum.rehearsal.simulated import Rehearsals
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.comparison import Comparison, ComparisonInputs, Entry, UnknownPolicyError
 from fulcrum.simulation.engine import simulate
@@ -364,6 +365,7 @@ def inputs_of(case: Case, load: Workload, *, low: int | None = None, start_secon
         spec=spec,
         slo=promised(spec),
         least_turn_seconds=TURN_SECONDS,
+        rehearser=Rehearsals,
     )
 
 

@@ -21,13 +21,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.performance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
-from tests.performance.queueing.throughput import decode_throughput, prefill_throughput
+from tests.placement.queueing.reference_queue import ReferenceQueue, draw_requests, settled
+from tests.placement.queueing.throughput import decode_throughput, prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing import (
+from fulcrum.placement.queueing import (
     decode_attainment,
     mixed_attainment,
     prefill_attainment,

@@ -10,7 +10,7 @@ what its rivals know beforehand, and again ours over the best rival. The same se
                                 [--processes N] [--ours] [--estimates] [--explain]
 
 `--ours` runs ours alone, which takes a tenth of the time: for two states of the code on the same scenarios.
-Roles are chosen by rehearsal; `--estimates` has them chosen without: `balance.rehearse: Off`.
+Roles are chosen by rehearsal; `--estimates` has them chosen without, by the bare rates: `balance.rehearse: Off`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--ours", action="store_true", help="run ours alone")
-    parser.add_argument("--estimates", action="store_true", help="have roles chosen by estimates, without rehearsals")
+    parser.add_argument(
+        "--estimates", action="store_true", help="have roles change without rehearsals"
+    )
     parser.add_argument("--explain", action="store_true", help="say over time what ours did (with --only)")
     arguments = parser.parse_args()
     if arguments.count < 1:

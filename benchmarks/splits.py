@@ -3,9 +3,9 @@
     python benchmarks/splits.py [--seconds 400] [--seed 7]
 
 Chat on eight workers of 70B (see policies.py), from a load that all splits nearly bear to one that none bears, and
-prompts with short answers on four small workers that decode two requests at once; the estimate is what `balance`
-chooses splits by. Exits with 0 only when no estimate is off by more than 0.09 (0.1 on the small workers) and the split
-that is estimated best is simulated within 0.01 of the best.
+prompts with short answers on four small workers that decode two requests at once; the estimate is what `placement`
+compares layouts by. Exits with 0 only when no estimate is off by more than 0.09 (0.1 on the small workers) and the
+split that is estimated best is simulated within 0.01 of the best.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.decide import small_workers
 
 from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.bursts import dispersion
-from fulcrum.load.demand import Demand, LatencyTargets, Load
+from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.load.tuning import TUNING
-from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
+from fulcrum.placement.estimates import QueueingEstimates
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import WORKLOADS, phased
@@ -70,10 +70,9 @@ def simulated(load: Workload, cluster: ClusterModel, slo: LatencyTargets, split:
     return simulate(load, cluster, policy, slo=slo).summary(slo).attainment
 
 
-def estimated(demand: Demand, service: PerformanceModel, split: Split) -> float:
-    """The same, by the model that chooses splits."""
-    layout = Layout.of(prefill={POOL: split.prefill}, decode={POOL: split.decode})
-    return service.goodput(layout, Load(rate=demand.rate, prefill=demand, decode=demand)) / demand.rate
+def estimated(estimates: QueueingEstimates, speed: WorkerSpeed, split: Split) -> float:
+    """The same, by the estimates that placements are compared by."""
+    return estimates.split(estimates.demand.rate, [(speed, split.prefill)], [(speed, split.decode)])
 
 
 def compared(
@@ -86,9 +85,10 @@ def compared(
     largest_error: float,
 ) -> list[str]:
     """Print a row; returns what is wrong with it."""
-    demand, service = demand_of(load), PerformanceModel(known_speeds(cluster), slo)
+    demand, speed = demand_of(load), known_speeds(cluster)[POOL]
+    estimates = QueueingEstimates(demand, slo, turns_away=True)
     real = {split: simulated(load, cluster, slo, split) for split in splits}
-    model = {split: estimated(demand, service, split) for split in splits}
+    model = {split: estimated(estimates, speed, split) for split in splits}
     row = "  ".join(f"{real[split]:>5.3f} / {model[split]:.3f}" for split in splits)
     print(f"{demand.rate:>10.1f}  {demand.dispersion:>5.1f}  {row}", flush=True)
     error = max(abs(real[split] - model[split]) for split in splits)

@@ -30,26 +30,14 @@ DEFAULTS = (
 )
 """Defaults of arguments and assumptions that the gateway's configuration replaces."""
 
-FITTED = (
-    "performance/queueing/batch.py normal: 0.044715",
-    "performance/queueing/decode.py _of_one_token: 1.5",
-    "performance/queueing/mixed.py _in_pace: 2.5",
-    "performance/queueing/prefill.py _held_up: 0.3",
-    "performance/queueing/prefill.py _held_up: 1.5",
-)
-"""Coefficients of formulas, with their source or the benchmark that fitted them beside them."""
-
 PRECISION = (
-    "decide/best_split.py FINENESS",
-    "performance/queueing/decode.py _averaged: 0.0001",
-    "performance/queueing/prefill.py _root: 4",
-    "performance/queueing/waiting.py _blocking_at: 0.001",
+    "performance/staffing.py _HALVINGS",
+    "performance/staffing.py staffed: 8",
 )
 """Precision, range and steps of a computation: finer ones give the same decisions."""
 
 WORDS = (
     "admission/outcome.py numbers: 1000",
-    "decide/explanation.py explain: 0.05",
     "report/unserved.py _SHARES",
     "routing/affinity.py POOL",
     "routing/sent.py MAX_BATCH_KEYS",
@@ -97,7 +85,7 @@ def found() -> set[str]:
 
 def test_numbers_that_shape_behaviour_are_entries_of_a_tuning() -> None:
     """A new number goes into the Tuning of its room; one that is gone is struck from the list."""
-    listed = Counter((*LEFT, *DEFAULTS, *FITTED, *PRECISION, *WORDS))
+    listed = Counter((*LEFT, *DEFAULTS, *PRECISION, *WORDS))
     assert [name for name, times in listed.items() if times > 1] == []
     there = found()
     assert sorted(there - set(listed)) == [], "make it an entry of the room's Tuning"

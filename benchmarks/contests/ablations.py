@@ -111,11 +111,8 @@ ABLATIONS: Final = (
     _one("routing.tuning", "TUNING.most_holders", 1, "Only the latest holder of a prefix is known."),
     _one("routing.tuning", "TUNING.outlier_share", 1.0, "No worker is an outlier by failures alone."),
     _one("routing.tuning", "TUNING.first_pause_seconds", 0.0, "A worker that failed is tried again at once."),
-    _one("decide.tuning", "TUNING.immediate_cost", 0.0, "A flip costs nothing."),
-    _one("decide.tuning", "TUNING.estimate_error", 0.0, "Estimates of layouts are believed as they are."),
     _one("decide.tuning", "TUNING.noise_sigmas", 0.0, "What is measured is taken for the truth."),
-    _one("decide.tuning", "TUNING.spared_misses", 0.0, "Workers are given back as soon as the others suffice."),
-    _one("decide.tuning", "TUNING.unhelped_misses", 0.0, "Queues may add nothing to misses that no worker can help."),
+    _one("decide.tuning", "TUNING.spared", 0.0, "Workers are given back as soon as the others suffice."),
     _one("decide.tuning", "TUNING.route_change", 0.0, "Each change of a KV route is written."),
     _one("decide.tuning", "TUNING.clock_skew_seconds", 0.0, "All clocks are taken for the same."),
     _one("decide.tuning", "TUNING.deadline_margin_seconds", 0.0, "A start is given up as soon as it may be."),
@@ -132,12 +129,6 @@ ABLATIONS: Final = (
         "load.tuning", "TUNING.newest_parts", (0.5,), "After a pause, a load is looked for in one part of the window."
     ),
     _one("load.tuning", "TUNING.steady_requests", 1e-3, "Expected lengths are corrected by the window alone."),
-    _one("performance.tuning", "TUNING.mixed_chosen", 0.5, "Mixed workers in an overload are valued halfway."),
-    _one("performance.tuning", "TUNING.shortest_first", 0.0, "Early rejection is estimated as if by chance."),
-    _one("performance.tuning", "TUNING.found_per_sharing", 1.0, "A step is shared by as many as a queue has in it."),
-    _one("performance.tuning", "TUNING.residual_power", 1.0, "Of a step, as much is left as of a random one."),
-    _one("performance.tuning", "TUNING.least_share", 0.0, "No part of the requests is too small to be computed."),
-    _one("performance.tuning", "TUNING.most_load", 0.999, "A role may work all of its time."),
     # Sizes, which must have a value: half of it, or twice as coarse.
     _one("admission.tuning", "TUNING.usual_output_tokens", 128.0, "First answers are guessed half as long."),
     _one("admission.tuning", "TUNING.demand_seconds", 10.0, "Demand of classes is remembered half as long."),
@@ -157,11 +148,6 @@ ABLATIONS: Final = (
     _one("load.tuning", "TUNING.window_seconds", 15.0, "Loads are averaged over half of the time."),
     _one("load.tuning", "TUNING.memory_seconds", 150.0, "Spread and bursts are measured over half of the time."),
     _one("load.tuning", "TUNING.span_seconds", 4.0, "Arrivals are counted in spans twice as long."),
-    _one("performance.tuning", "TUNING.cells", 48, "Distributions have half of the cells."),
-    _one("performance.tuning", "TUNING.points", 16, "Lengths have half of the points."),
-    _one("performance.tuning", "TUNING.sigmas", 2.0, "Distributions are cut off at half of their width."),
-    _one("performance.tuning", "TUNING.precision", 0.06, "Shares are searched half as finely."),
-    _one("performance.tuning", "TUNING.usual_load", 0.35, "Usual splits are compared at half of the load."),
 )
 """Every entry of every Tuning (`benchmarks/ablation.py`).
 

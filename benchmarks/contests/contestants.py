@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -43,7 +44,7 @@ def _ours_from(split: Split, inputs: ComparisonInputs) -> Ours:
     """Ours, which begins with this split."""
     balance = msgspec.structs.replace(inputs.spec.balance, ratio=Ratio(prefill=split.prefill, decode=split.decode))
     spec = msgspec.structs.replace(inputs.spec, balance=balance)
-    return Ours(spec, least_turn_seconds=inputs.least_turn_seconds, name=f"ours from {split}")
+    return replace(inputs, spec=spec).ours(name=f"ours from {split}")
 
 
 def _ours_even(comparison: Comparison) -> Policy:

@@ -61,7 +61,7 @@ def test_every_constant_that_is_switched_off_is_there_and_comes_back() -> None:
 
 def test_every_entry_of_every_tuning_is_ablated() -> None:
     switched = {(constant.module, constant.name) for entry in ABLATIONS for constant in entry.constants}
-    rooms = [f"{room}.tuning" for room in ("admission", "decide", "load", "performance", "routing")]
+    rooms = [f"{room}.tuning" for room in ("admission", "decide", "load", "routing")]
     entries = {
         (room, f"TUNING.{entry.name}") for room in rooms for entry in fields(import_module(f"fulcrum.{room}").TUNING)
     }
@@ -71,7 +71,7 @@ def test_every_entry_of_every_tuning_is_ablated() -> None:
 def test_what_others_have_imported_is_switched_off_too() -> None:
     constant = Constant(module="decide.tuning", name="TUNING.noise_sigmas", neutral=0.0)
     with switched_off(Ablation(name="x", says="", constants=(constant,))):
-        taken = [import_module(f"fulcrum.decide.{name}") for name in ("tuning", "estimate", "split", "size")]
+        taken = [import_module(f"fulcrum.decide.{name}") for name in ("tuning", "estimate", "measurements", "size")]
         assert {module.TUNING.noise_sigmas for module in taken} == {0.0}
 
 
@@ -80,7 +80,7 @@ def test_a_constant_that_is_gone_is_named() -> None:
         entry = Ablation(name="x", says="", constants=(Constant(module="decide.tuning", name=name, neutral=0.0),))
         with pytest.raises(LookupError, match=rf"fulcrum\.decide\.tuning has no {name}"), switched_off(entry):
             pass
-    assert tuning.TUNING.estimate_error > 0
+    assert tuning.TUNING.noise_sigmas > 0
 
 
 def test_the_planner_and_admission_are_switched_off_in_the_spec() -> None:

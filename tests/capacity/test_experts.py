@@ -24,8 +24,8 @@ from fulcrum.capacity.roofline import GRAPHS, Roofline, shape_speed
 from fulcrum.capacity.rows import decode_row
 from fulcrum.capacity.trust import measured_speed
 from fulcrum.load.demand import Demand, LatencyTargets, Load
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
 
 DEEPSEEK = known_model("deepseek-ai/DeepSeek-V3")
 H200, H800 = accelerator("H200"), accelerator("H800")
@@ -120,14 +120,13 @@ LOAD = Load(
 def test_a_worker_of_ranks_carries_what_as_many_workers_do() -> None:
     slo = LatencyTargets(ttft_seconds=5.0, tpot_seconds=0.05, attainment=0.95)
     speed = shape_speed(shape_of(data=8))
-    grouped = PerformanceModel({"p": speed}, slo)
-    apart = PerformanceModel({"p": dataclasses.replace(speed, ranks=1)}, slo)
+    grouped = FluidModel({"p": speed}, slo)
+    apart = FluidModel({"p": dataclasses.replace(speed, ranks=1)}, slo)
     for role in (Role.PREFILL, Role.DECODE, Role.MIXED):
         one, eight = (model.unit_rates("p", LOAD).of_role(role) for model in (apart, grouped))
         assert eight == pytest.approx(8 * one)
     group, workers = Layout(prefill=(("p", 1),), decode=(("p", 2),)), Layout(prefill=(("p", 8),), decode=(("p", 16),))
-    assert grouped.attainment(group, LOAD) == pytest.approx(apart.attainment(workers, LOAD))
-    assert grouped.goodput(group, LOAD) == pytest.approx(apart.goodput(workers, LOAD))
+    assert grouped.cover(group, LOAD) == pytest.approx(apart.cover(workers, LOAD))
 
 
 def report(ranks: int, *, running: int, decode_seconds: float, tokens: int) -> LoadReport:

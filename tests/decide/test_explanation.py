@@ -61,7 +61,7 @@ def test_more_workers_are_explained_by_the_load_that_they_are_sized_by() -> None
     world.measurements = measurements(30.0, 2000.0, 200.0)
     plan = world.plan()
     sized = explained(plan).candidates[0]
-    assert sized.verdict.startswith("the fewest workers for 30 requests/s")
+    assert sized.verdict.startswith("the fewest workers for 28 requests/s")  # what surely comes
     assert sized.layout == plan.status.last_decision.to  # type: ignore[union-attr]
 
 

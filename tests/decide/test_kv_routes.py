@@ -15,8 +15,8 @@ from fulcrum.capacity.kv import TransferCost
 from fulcrum.decide.kv_routes import kv_routes
 from fulcrum.decide.measurements import Measurements
 from fulcrum.load.demand import Demand, LatencyTargets, Load
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
 
 SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
 DEMAND = Demand(rate=5.0, isl_tokens=2000.0, osl_tokens=200.0)
@@ -25,12 +25,12 @@ SPEEDS = {"p": speed(), "fast": speed(), "slow": speed(decode=0.5)}
 
 
 def routes(layout: Layout, *standing: KvRoute, **admits: PoolAdmits) -> dict[tuple[str, str], float]:
-    model = PerformanceModel(SPEEDS, SLO, admits=admits)
+    model = FluidModel(SPEEDS, SLO, admits=admits)
     return {(each.prefill, each.decode): each.share for each in kv_routes(layout, model, LOAD, standing)}
 
 
 def test_shares_are_as_what_the_workers_carry() -> None:
-    model = PerformanceModel(SPEEDS, SLO)
+    model = FluidModel(SPEEDS, SLO)
     fast, slow = (model.unit_rates(name, LOAD).decode for name in ("fast", "slow"))
     found = routes(Layout.of(prefill={"p": 2}, decode={"fast": 1, "slow": 3}))
     assert found == {
@@ -43,7 +43,7 @@ def test_shares_are_as_what_the_workers_carry() -> None:
 def test_no_more_is_sent_over_a_slow_link_than_it_carries(seconds: float) -> None:
     """A mean prompt takes so long over it; what takes longer than the promise of 0.5 s is not sent at all."""
     link = TransferCost(base_seconds=0.0, seconds_per_token=seconds / DEMAND.isl_tokens)
-    model = PerformanceModel(SPEEDS, SLO, transfers={("p", "fast"): link})
+    model = FluidModel(SPEEDS, SLO, transfers={("p", "fast"): link})
     slow = 3 * model.unit_rates("slow", LOAD).decode
     assert model.unit_rates("fast", LOAD).decode > 1 / seconds
     over = 1 / seconds if seconds < SLO.ttft_seconds else 0.0
@@ -56,7 +56,7 @@ def test_no_more_is_sent_over_a_slow_link_than_it_carries(seconds: float) -> Non
 
 def test_where_all_links_are_too_slow_gateways_choose() -> None:
     link = TransferCost(base_seconds=1.0, seconds_per_token=0.0)
-    model = PerformanceModel(SPEEDS, SLO, transfers={("p", "fast"): link, ("p", "slow"): link})
+    model = FluidModel(SPEEDS, SLO, transfers={("p", "fast"): link, ("p", "slow"): link})
     assert kv_routes(Layout.of(prefill={"p": 2}, decode={"fast": 1, "slow": 3}), model, LOAD, ()) == ()
 
 
@@ -78,7 +78,7 @@ def test_what_a_pool_prefills_goes_somewhere(fast: int, slow: int, prefill: dict
 
 def test_a_small_change_is_not_written() -> None:
     layout = Layout.of(prefill={"p": 2}, decode={"fast": 4, "slow": 4})
-    model = PerformanceModel(SPEEDS, SLO)
+    model = FluidModel(SPEEDS, SLO)
     (first, second) = kv_routes(layout, model, LOAD, ())
     near = (
         KvRoute(prefill="p", decode="fast", share=round(first.share + 0.02, 3)),

@@ -7,8 +7,8 @@ from tests.decide.noise import Phase, flips_under
 from tests.decide.world import make_spec, pool
 
 SLO = {"ttft": "500ms", "tpot": "25ms", "attainment": 0.95}
-PROMPTS = Phase(rate=28.0, isl=3000.0, osl=50.0, seconds=150.0)
-ANSWERS = Phase(rate=11.0, isl=200.0, osl=1000.0, seconds=150.0)
+PROMPTS = Phase(rate=34.0, isl=3000.0, osl=50.0, seconds=150.0)
+ANSWERS = Phase(rate=15.0, isl=200.0, osl=1000.0, seconds=150.0)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -218,8 +218,8 @@ class Balance(ApiStruct, frozen=True, kw_only=True):
         Meta(
             description='"On" (in quotes: YAML takes a bare On for true): roles change when the last minutes of '
             "requests, played by the operator under another layout, are served better by it beyond chance; that needs "
-            'gateway.record. "Off": when a model of the workers expects it. For Auto and Observe. Default: "On" where '
-            "gateways record; estimates decide for ten minutes where there was no answer for five."
+            'gateway.record. "Off": only when a role surely cannot carry what comes. For Auto and Observe. Default: '
+            '"On" where gateways record; as "Off" for ten minutes where there was no answer for five.'
         ),
     ] = None
     scale_down: Annotated[ScaleDown, Meta(description="How capacity is given back.")] = ScaleDown()

@@ -190,7 +190,11 @@ class Candidate(ApiStruct, frozen=True, kw_only=True):
 
     layout: Annotated[str, Meta(max_length=256, description="Workers per role, as `3P:5D`.")]
     attainment: Annotated[
-        _Share, Meta(description="Share of requests that it serves inside the SLO by estimate, at the expected load.")
+        _Share,
+        Meta(
+            description="Share of requests that it serves inside the SLO: as they were played, else what its workers "
+            "carry of the expected load with usual room for waiting."
+        ),
     ]
     lowest: Annotated[_Share | None, Meta(description="The same for the least favourable load within the bounds.")] = (
         None

@@ -35,9 +35,9 @@ PAUSE_SECONDS: Final = 5.0
 LONGEST_PAUSE_SECONDS: Final = 600.0
 """After rehearsals of a cluster that failed one after the other: the pause doubles with each."""
 UNANSWERED_SECONDS: Final = 300.0
-"""Without an answer, after which estimates decide where `balance.rehearse` is not set."""
+"""Without an answer, after which roles change as without rehearsals where `balance.rehearse` is not set."""
 ESTIMATED_SECONDS: Final = 600.0
-"""How long estimates decide, before rehearsals are tried again."""
+"""How long they do, before rehearsals are tried again."""
 FRESH_SECONDS: Final = 60.0
 """How old the requests may be by which a plan acts."""
 
@@ -89,7 +89,7 @@ class _Cluster:
     def remember_unanswered(self, now: float) -> None:
         """Take in that a question could not be played at monotonic time `now`."""
         first, last = self.unanswered or (now, now)
-        # One that was long ago, as when estimates decided meanwhile, is no part of what fails now.
+        # One that was long ago, as when there was a pause, is no part of what fails now.
         self.unanswered = (first if now - last < ESTIMATED_SECONDS else now, now)
 
     def leaves_it_to_estimates(self, now: float) -> bool:

@@ -1,8 +1,8 @@
-"""How many workers of each pool a load needs: the cheapest whose joint attainment reaches the promise."""
+"""How many workers of each pool a load needs: the cheapest that carry it with room to keep the promise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf
@@ -10,8 +10,8 @@ from math import ceil, inf
 from fulcrum.api.names import Role
 from fulcrum.decide.pools import PoolBounds
 from fulcrum.load.demand import Load
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import ROLES, Layout
-from fulcrum.performance.model import PerformanceModel
 from fulcrum.performance.rates import UnitRates
 
 
@@ -30,84 +30,15 @@ class Size:
         return {pool.name: max(pool.low, _used(self.layout, pool.name)) for pool in pools}
 
 
-def cheapest(
-    pools: Sequence[PoolBounds], model: PerformanceModel, load: Load, *, attainment: float | None = None
-) -> Size:
-    """Return the cheaper of disaggregated and mixed use of the flippable pools; a tie goes to disaggregated.
-
-    `attainment`: other than what is promised.
-    """
-    divided = cheapest_as_is(pools, model, load, attainment=attainment)
-    if all(pool.role is not None for pool in pools) or (divided.enough and divided.cost == 0):
-        return divided
-    together = cheapest_as_is(
-        [pool.as_mixed() for pool in pools],
-        model,
-        load,
-        below=divided.cost if divided.enough else None,
-        attainment=attainment,
-    )
-    return min(divided, together, key=lambda size: (not size.enough, size.cost))
-
-
-def cheapest_as_is(
-    pools: Sequence[PoolBounds],
-    model: PerformanceModel,
-    load: Load,
-    *,
-    below: float | None = None,
-    attainment: float | None = None,
-) -> Size:
+def cheapest(pools: Sequence[PoolBounds], model: FluidModel, load: Load) -> Size:
     """Return the cheapest size in which flippable workers either prefill or decode.
 
-    Workers that a pool has in any case (`PoolBounds.low`) cost nothing. The plain rates of single workers say how the
-    work is best laid over the pools (a linear program); how much more than that waiting needs is then searched for. A
-    size that costs `below` or more is not looked for and comes back as not enough. `attainment` replaces what is
-    promised.
+    Workers that a pool has in any case (`PoolBounds.low`) cost nothing. With all workers of `pools` as mixed ones
+    (`PoolBounds.as_mixed`) it is the cheapest size of those.
     """
-    target = model.slo.attainment if attainment is None else attainment
     ways = _ways(pools, {pool.name: model.unit_rates(pool.name, load) for pool in pools})
-
-    def layout_at(headroom: float) -> tuple[float, Layout]:
-        wanted = {Role.PREFILL: load.prefill.rate * headroom, Role.DECODE: load.decode.rate * headroom}
-        return _cover(pools, ways, wanted)
-
-    def holds(layout: Layout) -> bool:
-        return layout.complete and (load.rate <= 0 or model.attainment(layout, load) >= target)
-
-    def too_dear(layout: Layout) -> bool:
-        return below is not None and _cost(pools, layout) >= below
-
-    low, high = 0.0, 1.0
-    # Without work no headroom asks for more workers.
-    grows = load.prefill.rate > 0 or load.decode.rate > 0
-    missing, best = layout_at(high)
-    while grows and not holds(best) and not missing and not too_dear(best):
-        low, high = high, 2 * high
-        missing, best = layout_at(high)
-    most = best
-    if too_dear(most) or (missing and low and not holds(most)):
-        # The most that there may be can do: to find it takes no estimate, to rule all below it out takes one.
-        beyond, high, (_, best) = high, low, layout_at(low)
-        while most.total * (beyond - high) > beyond:
-            middle = (high + beyond) / 2
-            missing, layout = layout_at(middle)
-            if missing or too_dear(layout):
-                beyond, most = middle, layout
-            else:
-                high, best = middle, layout
-    if too_dear(best) or not holds(best):
-        return Size(layout=most, cost=_cost(pools, most), enough=False)
-    # Until the workers at both ends differ by less than one.
-    while best.total * (high - low) > high:
-        middle = (low + high) / 2
-        _, layout = layout_at(middle)
-        if layout == best or holds(layout):
-            high, best = middle, layout
-        else:
-            low = middle
-    best = _trim(pools, best, holds)
-    return Size(layout=best, cost=_cost(pools, best), enough=True)
+    missing, layout = _cover(pools, ways, model.needed(load))
+    return Size(layout=layout, cost=_cost(pools, layout), enough=missing <= 0)
 
 
 def _cost(pools: Sequence[PoolBounds], layout: Layout) -> float:
@@ -119,7 +50,7 @@ def _used(layout: Layout, pool: str) -> int:
 
 
 def _cover(pools: Sequence[PoolBounds], ways: Sequence[_Way], wanted: dict[Role, float]) -> tuple[float, Layout]:
-    """Return (requests/s left over, cheapest layout) for workers that carry `wanted` at their plain rates.
+    """Return (requests/s left over, cheapest layout) for workers that carry `wanted`.
 
     A linear program with two constraints and few pools: the best of a few greedy ways solves it.
     """
@@ -231,26 +162,13 @@ def _tranches(
             continue
         each = rates[pool.name]
         rate = each.of_role(role)
+        if rate <= 0:
+            continue  # too slow for the promise even when idle
         lost = each.decode if role is Role.PREFILL else each.prefill
-        advantage = rate / lost if pool.role is None else inf
-        found += [_Tranche(pool.name, kept, rate, pool.cost / rate, each.share, advantage) for kept in (True, False)]
+        advantage = rate / lost if pool.role is None and lost else inf
+        found += [
+            _Tranche(pool.name, kept, rate, pool.cost / rate, each.share_of(role), advantage) for kept in (True, False)
+        ]
     return sorted(
         found, key=lambda t: (not t.kept, *((t.price, -t.advantage) if by_price else (-t.advantage, t.price)))
     )
-
-
-def _trim(pools: Sequence[PoolBounds], layout: Layout, holds: Callable[[Layout], bool]) -> Layout:
-    """Give back workers that the promise does not need: rounding, and headroom that only the other role needed."""
-    lows = {pool.name: pool.low for pool in pools}
-    price = {pool.name: pool.cost for pool in pools}
-    kinds = [(pool, role) for role in ROLES for pool, _ in layout.of_role(role)]
-    for pool, role in sorted(kinds, key=lambda kind: -price[kind[0]]):
-        step = max(1, layout.in_pool(pool).get(role, 0) // 16)
-        while step:
-            spare = min(step, _used(layout, pool) - lows[pool], layout.in_pool(pool).get(role, 0))
-            smaller = layout.plus([(pool, role, -spare)])
-            if spare >= step and holds(smaller):
-                layout = smaller
-            else:
-                step //= 2
-    return layout

@@ -11,7 +11,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.decide.assign import Assignment, Kept, follow, keep, layout_of, layout_of_places, place, roles_after
-from fulcrum.decide.best_split import splits
+from fulcrum.decide.best_split import best_split
 from fulcrum.decide.decision import BalanceDecision, Reasons, Trace
 from fulcrum.decide.estimate import Unknown
 from fulcrum.decide.explanation import explain
@@ -19,14 +19,12 @@ from fulcrum.decide.initial import initial_layout
 from fulcrum.decide.inputs import Inputs, gather
 from fulcrum.decide.kv_routes import kv_routes
 from fulcrum.decide.last_applied import last_layout
-from fulcrum.decide.measurements import learnt_transfers
 from fulcrum.decide.roles import RoleChanges, dwelled, is_well, repairs, role_changes
 from fulcrum.decide.size import Sizing, size
 from fulcrum.decide.snapshot import Snapshot, live, served_roles
 from fulcrum.decide.split import Move
 from fulcrum.decide.target import make_target
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
 
 
 def manual(snapshot: Snapshot) -> BalanceDecision:
@@ -86,16 +84,12 @@ def _reasons(inputs: Inputs, applied: Mapping[str, int], sized: Sizing, changes:
 
 def _trace(inputs: Inputs, sized: Sizing, changes: RoleChanges, assignment: Assignment, goal: Layout) -> Trace:
     load = inputs.load.current
-    transfers = learnt_transfers(inputs.measurements.pairs)
-    expected = PerformanceModel(inputs.measurements.speeds, inputs.promise, transfers=transfers)
     serving = [(s.pool, s.role) for s in assignment.slots if s.worker is not None and s.worker.serving]
     result = layout_of_places(serving) if serving else goal
-    known = load.rate > 0 and all(expected.knows(pool) for pool in result.pools)
+    known = load.rate > 0 and all(inputs.model.knows(pool) for pool in result.pools)
     reason = changes.reason or sized.reason
-    # It takes as long as the decision itself, so it is made only for what the status says.
     said = reason is not None or inputs.spec.balance.mode is BalanceMode.OBSERVE
     return Trace(
-        attainment=expected.attainment(result, load) if known else None,
         reason=reason,
         over_capacity=sized.over_capacity,
         calm=reason is None and not sized.over_capacity and changes.wanted is None and is_well(inputs),
@@ -118,15 +112,14 @@ def _goal(inputs: Inputs, sized: Sizing) -> Layout:
         # A worker that drains to change its role gets the one that it was told to drain for. Judged by what is left
         # without it, the load would send it back, and it would drain anew.
         return _last_layout(inputs, sized.workers)
-    serving = layout_of(worker for worker in inputs.workers if worker.serving)
-    if inputs.measurements.rehearses and serving.mixed and not (serving.prefill or serving.decode):
+    if inputs.together:
         mixing = {pool.name: sized.workers.get(pool.name, 0) for pool in inputs.pools if pool.mixes}
         if sum(mixing.values()) == sum(sized.workers.values()):
-            return Layout.of(mixed=mixing)  # a new one does what all others do
+            return Layout.of(mixed=mixing)
     ahead = load.current if sized.reason is Reason.LOAD_FELL else load.current.at_least(load.forecast)
-    found = splits(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else ()
-    if found:
-        return found[0]
+    found = best_split(inputs.pools, sized.workers, inputs.model, ahead) if ahead.rate > 0 else Layout()
+    if found.complete:
+        return found
     # Nothing arrives: what stands is held, and fewer workers begin anew.
     if sized.reason is None:
         return _last_layout(inputs, sized.workers)

@@ -26,8 +26,6 @@ class Reasons:
 class Trace:
     """Figures of a decision, for status and metrics."""
 
-    attainment: float | None = None
-    """Share of requests expected inside the SLO with the workers that serve, once flips are done; None: not known."""
     reason: Reason | None = None
     """Why the target changes; None while it does not."""
     unknown: str | None = None

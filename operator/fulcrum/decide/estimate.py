@@ -39,6 +39,8 @@ class LoadEstimate:
     """Arrivals of the next minute. What waits in an engine is no part of it: no flip moves it elsewhere."""
     lower: Load
     """What there is at least: rate and lengths two standard errors below what was measured."""
+    upper: Load
+    """What there may be at most: as far above."""
     forecast: Load
     """The most of the forecast's horizon at its quantile: what Pods are started for; without a forecast the lower
     bound."""
@@ -46,26 +48,14 @@ class LoadEstimate:
     """The most of the past `scaleDown.stabilization` and of what is ahead; None: no worker is given back."""
     measured_rate: float
     """Requests per second."""
-    noise: Noise
     promise_kept: bool
     """The promise is kept, as far as it was measured."""
-    fails: bool
-    """Of all requests, those turned away included, fewer than promised were inside the SLO, by more than chance."""
+    serves_all: bool
+    """Of all requests, those turned away included, as many as promised were inside the SLO. False: not known, too."""
     answers_at_least: bool
     """No answer has ended yet: they are at least as long as the load says."""
     forecast_leads: bool
     """The forecast expects clearly more than what is measured."""
-
-    @property
-    def bounds(self) -> tuple[Load, Load, Load]:
-        """The current load at the rate that was measured, and at the least and the most that it may be."""
-        rates = (
-            self.measured_rate,
-            self.noise.sure_rate(self.measured_rate),
-            self.current.rate * (1 + TUNING.noise_sigmas * self.noise.rate),
-        )
-        measured, lower, upper = (Load.of(replace(self.current.prefill, rate=rate)) for rate in rates)
-        return measured, lower, upper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +89,13 @@ def estimate(measurements: Measurements, slo: LatencyTargets) -> LoadEstimate | 
     return LoadEstimate(
         current=current,
         lower=lower,
+        upper=_upper(arrivals, noise),
         forecast=ahead,
         trailing_maximum=highest,
         measured_rate=now.rate,
-        noise=noise,
         promise_kept=served_share(traffic) + deviation(traffic, slo.attainment) >= slo.attainment,
-        fails=traffic.attainment is not None
-        and traffic.attainment + deviation(traffic, slo.attainment) < slo.attainment,
+        serves_all=traffic.attainment is not None
+        and traffic.attainment + deviation(traffic, slo.attainment) >= slo.attainment,
         answers_at_least=traffic.osl_at_least,
         forecast_leads=soon > now.rate * (1 + TUNING.noise_sigmas * noise.rate),
     )
@@ -140,6 +130,18 @@ def _lower(arrivals: Demand, measured_rate: float, noise: Noise) -> Load:
             rate=noise.sure_rate(measured_rate),
             isl_tokens=max(arrivals.isl_tokens * isl, 1.0),
             osl_tokens=max(arrivals.osl_tokens * osl, 1.0),
+        )
+    )
+
+
+def _upper(arrivals: Demand, noise: Noise) -> Load:
+    rate, isl, osl = (1 + TUNING.noise_sigmas * error for error in (noise.rate, noise.isl, noise.osl))
+    return Load.of(
+        replace(
+            arrivals,
+            rate=arrivals.rate * rate,
+            isl_tokens=arrivals.isl_tokens * isl,
+            osl_tokens=arrivals.osl_tokens * osl,
         )
     )
 

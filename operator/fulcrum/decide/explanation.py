@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import Candidate, DecidedLoad, Explanation
-from fulcrum.decide.inputs import Inputs, payback_seconds
+from fulcrum.decide.inputs import Inputs
 from fulcrum.decide.measurements import served_share
 from fulcrum.decide.rehearsed import Rehearsed
 from fulcrum.decide.roles import RoleChanges
 from fulcrum.decide.size import Sizing
-from fulcrum.decide.split import Considered, after
+from fulcrum.decide.split import after
 from fulcrum.decide.target import ratio_text
-from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
 
 
 def explain(inputs: Inputs, sized: Sizing, changes: RoleChanges) -> Explanation:
-    """Return the explanation of a decision: at most eight candidates, as `split` compares two goals in three steps."""
+    """Return the explanation of a decision."""
     load, spec = inputs.load, inputs.spec
-    measured, lower, upper = load.bounds
     traffic, forecast = inputs.measurements.traffic, inputs.measurements.forecast
-    margins = [each.least for each in changes.considered]
-    least = f"{max(min(margins), 0.05):.1f}" if margins else "clearly"
-    another = (
-        f"another split, once it brings {least} more requests within {spec.balance.flip.min_dwell} "
-        "than it costs, and is no loss at any load within the bounds"
-    )
+    another = "another split, once a role cannot carry what surely comes, and the other one can spare workers"
     if inputs.measurements.rehearses:
         another = "another split, once the last minutes of requests, played under it, are served better beyond chance"
     return Explanation(
         load=DecidedLoad(
-            rate=three_digits(measured.rate),
-            lower_rate=three_digits(lower.rate),
-            upper_rate=three_digits(upper.rate),
+            rate=three_digits(load.measured_rate),
+            lower_rate=three_digits(load.lower.rate),
+            upper_rate=three_digits(load.upper.rate),
             forecast_rate=three_digits(load.forecast.rate) if forecast is not None else None,
             input_tokens=three_digits(load.current.prefill.isl_tokens),
             output_tokens=three_digits(load.current.decode.osl_tokens),
@@ -52,13 +45,11 @@ def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
         return ()
     if changes.rehearsed is not None:
         return _played(changes.rehearsed)
-    chosen = after(changes.current, changes.moves)
-    stays = "stands" if changes.moves else "stands, and is kept"
-    compared = [_candidate(inputs, changes.current, stays)]
-    for each in sorted(changes.considered, key=lambda each: -each.gain):
-        verdict = ("chosen: " if each.layout == chosen else "") + _verdict(inputs, each)
-        compared.append(_candidate(inputs, each.layout, verdict))
-    return tuple(compared)
+    stands = _candidate(inputs, changes.current, "stands" if changes.moves else "stands, and is kept")
+    if not changes.moves:
+        return (stands,)
+    verdict = "chosen: relieves the role that cannot carry what comes" if changes.reason else "chosen: ends a stopgap"
+    return stands, _candidate(inputs, after(changes.current, changes.moves), verdict)
 
 
 def _played(rehearsed: Rehearsed) -> tuple[Candidate, ...]:
@@ -76,19 +67,11 @@ def _played(rehearsed: Rehearsed) -> tuple[Candidate, ...]:
     )
 
 
-def _verdict(inputs: Inputs, each: Considered) -> str:
-    dwell = f"{payback_seconds(inputs.spec, inputs.measurements.traffic):.0f} s"
-    gain = f"{each.gain:+.1f} requests within {dwell}, flips paid"
-    if each.gain <= each.least:
-        return f"{gain}; less than the {each.least:.1f} by which estimates are off"
-    return f"{gain}; {each.lowest:+.1f} at the least favourable load" if each.lowest <= 0 else gain
-
-
 def _sizes(inputs: Inputs, sized: Sizing) -> tuple[Candidate, ...]:
     """Return the layout that the number of workers was changed for, at the load that it was sized by."""
     found = []
     for layout, load in sized.considered:
-        share = inputs.model.attainment(layout, load) if load.rate > 0 else 1.0
+        share = inputs.model.served(layout, load)
         most = sum(pool.high for pool in inputs.pools)
         what = "all workers that there can be" if layout.total >= most else "the fewest workers"
         found.append(
@@ -98,14 +81,9 @@ def _sizes(inputs: Inputs, sized: Sizing) -> tuple[Candidate, ...]:
 
 
 def _candidate(inputs: Inputs, layout: Layout, verdict: str) -> Candidate:
-    def share(load: Load) -> float:
-        return inputs.flips_model.goodput(layout, load) / load.rate if load.rate > 0 else 1.0
-
+    shares = [inputs.model.served(layout, load) for load in (inputs.load.current, inputs.load.upper)]
     return Candidate(
-        layout=ratio_text(layout.counts()),
-        attainment=_share(share(inputs.load.current)),
-        lowest=_share(min(share(load) for load in (inputs.load.current, *inputs.load.bounds))),
-        verdict=verdict,
+        layout=ratio_text(layout.counts()), attainment=_share(shares[0]), lowest=_share(min(shares)), verdict=verdict
     )
 
 

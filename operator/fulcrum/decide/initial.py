@@ -7,12 +7,12 @@ from typing import Final
 
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.decide.best_split import splits
+from fulcrum.decide.best_split import best_split
 from fulcrum.decide.pools import bounds_of
 from fulcrum.decide.target import make_target
 from fulcrum.load.demand import Demand, Load, promised
+from fulcrum.performance.fluid import FluidModel, reachable
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel, reachable
 
 _USUAL: Final = Demand(rate=1.0, isl_tokens=1155.0, osl_tokens=211.0)
 """The mean of Azure's conversations of 2023. Their rate does not matter: with room to spare, splits are compared by
@@ -28,9 +28,9 @@ def initial_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speed
     used = [pool for pool in spec.pools if workers[pool.name]]
     if spec.balance.ratio is None and used and all(pool.name in speeds for pool in used):
         load = Load(rate=_USUAL.rate, prefill=_USUAL, decode=_USUAL)
-        model = PerformanceModel(speeds, reachable(speeds, promised(spec), load))
+        model = FluidModel(speeds, reachable(speeds, promised(spec), load))
         pools = [bounds_of(pool, low=workers[pool.name], high=workers[pool.name]) for pool in used]
-        for layout in splits(pools, dict(workers), model, load):
-            if layout.prefill and layout.decode:
-                return layout
+        layout = best_split(pools, workers, model, load)
+        if layout.prefill and layout.decode:
+            return layout
     return make_target(spec, workers)

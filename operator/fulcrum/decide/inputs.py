@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import AdmissionPolicy, InferenceClusterSpec, InferenceClusterStatus
+from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.decide.estimate import LoadEstimate, Unknown, estimate
 from fulcrum.decide.measurements import Measurements, learnt_transfers
 from fulcrum.decide.pools import PoolBounds, bounds_of
 from fulcrum.decide.snapshot import ObservedWorker, Snapshot
 from fulcrum.load.demand import LatencyTargets, promised
-from fulcrum.load.traffic import Traffic
-from fulcrum.performance.model import PerformanceModel, reachable
+from fulcrum.performance.fluid import FluidModel, reachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +27,8 @@ class Inputs:
     measurements: Measurements
     now: datetime
     load: LoadEstimate
-    model: PerformanceModel
-    """For numbers of workers. Its SLO is wider where no hardware at hand keeps the promise, beyond doubt."""
-    flips_model: PerformanceModel
-    """For roles. Its SLO is wider where none keeps it for what was measured: else all splits would look equally bad."""
+    model: FluidModel
+    """Its SLO is wider where no hardware at hand keeps the promise, beyond doubt."""
     promise: LatencyTargets
     """The SLO of the spec."""
 
@@ -43,6 +40,15 @@ class Inputs:
             for pool in self.spec.pools
             if self.model.knows(pool.name)
         ]
+
+    @property
+    def together(self) -> bool:
+        """All workers do both roles, and so do more of them.
+
+        An only one has to, which says nothing of others; rehearsals divide them where that serves more.
+        """
+        mixing = [worker.role is Role.MIXED for worker in self.workers if worker.serving]
+        return all(mixing) and len(mixing) >= (1 if self.measurements.rehearses else 2)
 
     @property
     def reason(self) -> Reason:
@@ -63,17 +69,9 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
     load = estimate(measurements, promise)
     if isinstance(load, Unknown):
         return load
-    turns_away = spec.admission.policy is not AdmissionPolicy.OFF
     admits = {pool.name: pool.admits for pool in spec.pools if pool.admits is not None}
     transfers = learnt_transfers(measurements.pairs)
-    model, flips_model = (
-        PerformanceModel(
-            speeds, reachable(speeds, promise, each), turns_away=turns_away, admits=admits, transfers=transfers
-        )
-        for each in (load.lower, load.current)
-    )
-    if flips_model.slo == model.slo:
-        flips_model = model
+    model = FluidModel(speeds, reachable(speeds, promise, load.lower), admits=admits, transfers=transfers)
     return Inputs(
         spec=spec,
         workers=snapshot.workers,
@@ -82,12 +80,5 @@ def gather(snapshot: Snapshot, now: datetime) -> Inputs | Unknown:
         now=now,
         load=load,
         model=model,
-        flips_model=flips_model,
         promise=promise,
     )
-
-
-def payback_seconds(spec: InferenceClusterSpec, traffic: Traffic | None) -> float:
-    """Return how long a flip may take to pay for itself: its dwell, or without one as long as the load was watched."""
-    dwell = seconds(spec.balance.flip.min_dwell)
-    return dwell if dwell > 0 else max(traffic.window_seconds if traffic is not None else 0.0, 1.0)

@@ -9,11 +9,11 @@ from fulcrum.api.status import MAX_ROUTES
 from fulcrum.api.types import KvRoute
 from fulcrum.decide.tuning import TUNING
 from fulcrum.load.demand import Load
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
 
 
-def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
+def kv_routes(layout: Layout, model: FluidModel, load: Load, last: Iterable[KvRoute]) -> tuple[KvRoute, ...]:
     """Return the maximum flow from prefill pools to decode pools: in proportion to what decode workers and links carry.
 
     Nothing where there is no choice. Routes of `last` stay while none differs clearly.
@@ -34,7 +34,7 @@ def kv_routes(layout: Layout, model: PerformanceModel, load: Load, last: Iterabl
     return tuple(KvRoute(prefill=source, decode=to, share=share) for (source, to), share in now.items())
 
 
-def _carried(source: str, to: str, model: PerformanceModel, load: Load) -> float:
+def _carried(source: str, to: str, model: FluidModel, load: Load) -> float:
     """Return the requests/s that a decode worker takes from `source`: none where KV takes longer than the promise."""
     cost, tokens = model.transfer(source, to), load.prefill.isl_tokens
     if cost.seconds(tokens) > model.slo.ttft_seconds:

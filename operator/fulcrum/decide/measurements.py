@@ -73,7 +73,7 @@ class Measurements:
     load_expected_seconds: float | None = None
     """Until load is expected, from earlier days; 0: now. None: not known, or not within a season."""
     rehearses: bool = False
-    """Roles change by what rehearsals say, and only by that; else by what is expected of layouts."""
+    """Roles change by what rehearsals say, and only by that; else only beyond doubt."""
     rehearsed: Rehearsed | None = None
     """The last answer; None: there is none yet."""
     unknown: str | None = None

@@ -1,4 +1,4 @@
-"""Which serving workers change their role now: to take over an empty one, because it pays, or back from a stopgap."""
+"""Which serving workers change their role now: to take over an empty one, to serve more, or back from a stopgap."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.decide.assign import Kept, layout_of, layout_of_places
-from fulcrum.decide.inputs import Inputs, payback_seconds
+from fulcrum.decide.inputs import Inputs
 from fulcrum.decide.pools import flippable
 from fulcrum.decide.rehearsed import Rehearsed, Wanted, few_miss
 from fulcrum.decide.snapshot import ObservedWorker
-from fulcrum.decide.split import Considered, Move, Stakes, after, moves_between, possible_moves, split
-from fulcrum.decide.tuning import TUNING
+from fulcrum.decide.split import Move, after, moves_between, possible_moves, to_short_role
 from fulcrum.performance.layout import Layout
 
 
@@ -33,7 +32,6 @@ class RoleChanges:
     """Names of the workers that may be the ones."""
     current: Layout = field(default_factory=Layout)
     """What they are compared with."""
-    considered: tuple[Considered, ...] = ()
     wanted: Wanted | None = None
     """What is to be rehearsed; None: nothing, or there are no rehearsals."""
     rehearsed: Rehearsed | None = None
@@ -57,26 +55,12 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     if inputs.measurements.rehearses:
         changes = RoleChanges(movable=frozenset(worker.name for worker in settled), current=current)
         return _by_rehearsal(inputs, kept, coming, changes, able)
-    immediate = inputs.spec.balance.flip.style is FlipStyle.IMMEDIATE
-    flips = split(
-        inputs.pools,
-        current,
-        able,
-        load=inputs.load,
-        model=inputs.flips_model,
-        stakes=Stakes(
-            payback_seconds=payback_seconds(inputs.spec, inputs.measurements.traffic),
-            fails=immediate and inputs.load.fails,
-            # By style Drain the whole worker is away: nothing new arrives until its old work is done.
-            cost_workers=TUNING.immediate_cost if immediate else 1.0,
-        ),
-    )
+    moves = to_short_role(current, able, load=inputs.load, model=inputs.model)
     return RoleChanges(
-        moves=flips.moves or _single_role(inputs, current, able),
-        reason=inputs.reason if flips.moves else None,
+        moves=moves or _single_role(inputs, current, able),
+        reason=inputs.reason if moves else None,
         movable=frozenset(worker.name for worker in settled),
         current=current,
-        considered=flips.considered,
     )
 
 
@@ -155,4 +139,4 @@ def _single_role(inputs: Inputs, current: Layout, able: Counter[tuple[str, Role]
     complete = [move for move in options if after(current, [move]).complete]
     if not complete:
         return ()
-    return (max(complete, key=lambda move: inputs.model.goodput(after(current, [move]), inputs.load.current)),)
+    return (max(complete, key=lambda move: inputs.model.cover(after(current, [move]), inputs.load.current)),)

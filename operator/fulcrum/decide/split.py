@@ -1,4 +1,4 @@
-"""Stage `split`: a worker changes its role when that serves more requests in time than it costs."""
+"""Stage `split`: moves of workers between layouts, and those that are beyond doubt where nothing is rehearsed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import sqrt
+from math import inf
 
 from fulcrum.api.names import Role
-from fulcrum.decide.best_split import splits
-from fulcrum.decide.estimate import LoadEstimate, Noise
-from fulcrum.decide.pools import PoolBounds
-from fulcrum.decide.tuning import TUNING
+from fulcrum.decide.estimate import LoadEstimate
 from fulcrum.load.demand import Load
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import ROLES, Layout
-from fulcrum.performance.model import PerformanceModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,109 +24,51 @@ class Move:
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Considered:
-    """A layout that was compared with the one that stands."""
+def to_short_role(
+    current: Layout, movable: Counter[tuple[str, Role]], *, load: LoadEstimate, model: FluidModel
+) -> tuple[Move, ...]:
+    """Return the flips to the role that cannot carry what surely comes, as far as the other one can spare workers.
 
-    layout: Layout
-    gain: float
-    """Requests that the change brings inside the SLO within the payback time, less its cost, at the expected load."""
-    lowest: float
-    """The same for the least favourable load within the bounds."""
-    least: float
-    """What the gain must exceed: the error of the estimates."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flips:
-    """Which workers change their role, and what was compared."""
-
-    moves: tuple[Move, ...] = ()
-    gain: float = 0.0
-    """Requests that they bring inside the SLO within the payback time, less their cost, at the expected load."""
-    considered: tuple[Considered, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stakes:
-    """What a flip is weighed by."""
-
-    payback_seconds: float
-    """How long the new role is kept at least, in which the flip must have paid for itself."""
-    fails: bool
-    """Fewer requests than promised were inside the SLO, those turned away included, as measured of what stands."""
-    cost_workers: float
-    """Workers that a flip takes away while its old work lasts (`Tuning`)."""
-
-
-def split(
-    pools: Sequence[PoolBounds],
-    current: Layout,
-    movable: Counter[tuple[str, Role]],
-    *,
-    load: LoadEstimate,
-    model: PerformanceModel,
-    stakes: Stakes,
-) -> Flips:
-    """Return the moves with the highest gain over cost; none when to stand still is best, or might be by noise.
-
-    `current` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role.
+    `current` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role. Rates of
+    workers know of no queue and of nothing that is late. So only what is beyond doubt counts: the short role has the
+    least work that it may have, and the other one the most.
     """
-    if load.current.rate <= 0 or not current.complete:
-        return Flips()
-    workers = {pool.name: sum(current.in_pool(pool.name).values()) for pool in pools}
-    best, considered = Flips(), list[Considered]()
-    for goal in splits(pools, workers, model, load.current):
-        wanted = moves_between((pool.name for pool in pools), current, goal)
-        possible = possible_moves(wanted, movable)
-        if load.answers_at_least:
-            # Decode may get far more work than answers under way tell.
-            possible = tuple(move for move in possible if move.role is not Role.PREFILL)
-        counts = {len(possible), (len(possible) + 1) // 2, min(1, len(possible))} - {0}
-        if current.mixed != goal.mixed:
-            # Beside mixed workers, single roles say little about what all of them in one role would do.
-            counts = {len(wanted)} if len(possible) == len(wanted) else set()
-        found = _paying(current, possible, counts, load=load, model=model, stakes=stakes)
-        considered += found.considered
-        if found.gain > best.gain:
-            best = found
-    return replace(best, considered=tuple(considered))
+    if load.lower.rate <= 0 or not current.complete or current.mixed:
+        return ()
+    short, other = sorted((Role.PREFILL, Role.DECODE), key=lambda role: -_use(current, role, load.lower, model))
+    if other is Role.DECODE and load.answers_at_least:
+        return ()  # decode may get far more work than answers under way tell
+    doubt = replace(load.lower, decode=load.upper.decode)
+    if short is Role.DECODE:
+        doubt = replace(load.lower, prefill=load.upper.prefill)
+    if _use(current, short, doubt, model) <= 1:
+        return ()
+
+    def busiest(moves: Sequence[Move]) -> float:
+        layout = after(current, moves)
+        return max(_use(layout, role, doubt, model) for role in (short, other))
+
+    givers = (pool for pool, role in movable.elements() if role is other)
+    moves: list[Move] = []
+    for pool in sorted(givers, key=lambda pool: -model.advantage(pool, short, doubt)):
+        further = [*moves, Move(pool, other, short)]
+        if busiest(further) >= busiest(moves):
+            break
+        moves = further
+    return tuple(moves)
 
 
-def _paying(
-    current: Layout,
-    possible: tuple[Move, ...],
-    counts: set[int],
-    *,
-    load: LoadEstimate,
-    model: PerformanceModel,
-    stakes: Stakes,
-) -> Flips:
-    """Return how many of the moves pay.
-
-    They must bring more than the estimates are off, for what is expected and for what was measured, and be no loss
-    in any load within the bounds. So must each further one.
-    """
-    loads = (load.current, *load.bounds, *_other_mix(current, possible, load))
-    moves, gains, considered = possible[:0], [0.0] * len(loads), list[Considered]()
-    for count in sorted(counts):
-        layout = after(current, possible[:count])
-        error = TUNING.estimate_error * stakes.payback_seconds
-        least = [error * each.rate if place < 2 else 0.0 for place, each in enumerate(loads)]
-        found: list[float] = []
-        for each, before, least_more in zip(loads, gains, least, strict=True):
-            found.append(_gain(current, possible[:count], each, model, stakes))
-            if found[-1] <= before + least_more:
-                break
-        else:
-            moves, gains = possible[:count], found
-        considered.append(Considered(layout=layout, gain=found[0], lowest=min(found), least=least[0]))
-    return Flips(moves=moves, gain=gains[0], considered=tuple(considered))
+def _use(layout: Layout, role: Role, load: Load, model: FluidModel) -> float:
+    """Return the work of a role over what its workers carry."""
+    demand = load.prefill if role is Role.PREFILL else load.decode
+    carried = model.role_rate(layout, load, role)
+    return demand.rate / carried if carried > 0 else inf
 
 
 def after(current: Layout, moves: Sequence[Move]) -> Layout:
     """Return the layout after the moves."""
-    return _without(current, moves).plus((move.pool, move.role, 1) for move in moves)
+    gone = current.plus((move.pool, move.from_role, -1) for move in moves)
+    return gone.plus((move.pool, move.role, 1) for move in moves)
 
 
 def moves_between(pools: Iterable[str], current: Layout, goal: Layout) -> list[Move]:
@@ -152,58 +91,3 @@ def possible_moves(moves: list[Move], movable: Counter[tuple[str, Role]]) -> tup
             left[move.pool, move.from_role] -= 1
             chosen.append(move)
     return tuple(chosen)
-
-
-def _gain(current: Layout, moves: Sequence[Move], load: Load, model: PerformanceModel, stakes: Stakes) -> float:
-    """Return the requests that the moves bring inside the SLO within the payback time, less what they cost."""
-    layout = after(current, moves)
-    if not layout.complete:
-        return -1.0
-    present = model.goodput(current, load)
-    gain = (model.goodput(layout, load) - present) * stakes.payback_seconds
-    leaving = [move for move in moves if _leaves_work(move, stakes)]
-    if not leaving:
-        return gain
-    # While its old work lasts, a part of each worker is missing: in its new role, and where it is missed, in the old.
-    residence = {role: model.residence_seconds(role, current, load) for role in {move.from_role for move in leaving}}
-    missing_seconds = stakes.cost_workers * sum(residence[move.from_role] for move in leaving) / len(leaving)
-    missed = max(0.0, present - model.goodput(_without(current, leaving), load))
-    return gain * max(0.0, 1 - missing_seconds / stakes.payback_seconds) - missed * missing_seconds
-
-
-def _leaves_work(move: Move, stakes: Stakes) -> bool:
-    """Report whether a worker is missing while its old work lasts: one that did both goes on with it as it decodes.
-
-    To one that will do both, old work is work of its new role. But all workers change at once for that, on the word of
-    a model: it is believed only where what stands is seen to fail.
-    """
-    if move.role is Role.MIXED:
-        return not stakes.fails
-    return (move.from_role, move.role) != (Role.MIXED, Role.DECODE)
-
-
-def _without(current: Layout, moves: Sequence[Move]) -> Layout:
-    return current.plus((move.pool, move.from_role, -1) for move in moves)
-
-
-def _other_mix(current: Layout, moves: Sequence[Move], load: LoadEstimate) -> tuple[Load, ...]:
-    """Return the load with the mix that favours what stands, as far as it may be; nothing for moves to or from mixed.
-
-    For those the mix matters less than how much there is.
-    """
-    layout = after(current, moves)
-    towards = layout.count(Role.PREFILL) - current.count(Role.PREFILL)
-    away = layout.count(Role.DECODE) - current.count(Role.DECODE)
-    if towards * away >= 0:
-        return ()
-    prefill, decode = _mix_doubt(load.noise)
-    sign = 1 if towards > 0 else -1
-    return (load.current.shifted(prefill=max(0.0, 1 - sign * prefill), decode=max(0.0, 1 + sign * decode)),)
-
-
-def _mix_doubt(noise: Noise) -> tuple[float, float]:
-    """Return the shares by which prefill and decode work are off when their ratio is off by `Tuning.noise_sigmas`."""
-    ratio = sqrt(noise.isl**2 + noise.osl**2)
-    if ratio == 0:
-        return 0.0, 0.0
-    return TUNING.noise_sigmas * noise.isl**2 / ratio, TUNING.noise_sigmas * noise.osl**2 / ratio

@@ -32,14 +32,8 @@ class Tuning:
     """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
     start_seconds: float = 120.0
     """How long a Pod takes to serve until it was measured."""
-    immediate_cost: float = 0.5
-    """Workers that a flip takes away while old work finishes: it serves two roles, each with half of its time."""
-    estimate_error: float = 0.003
-    """Share of requests by which two layouts are told apart at best (docs/concepts/sizing.md): less is no gain."""
-    spared_misses: float = 0.5
-    """Hysteresis: scale down only if the smaller layout leaves this share of the queueing error budget unused."""
-    unhelped_misses: float = 0.25
-    """Where prompts are late on any worker, queues may add this share of those misses: more workers help few."""
+    spared: float = 0.05
+    """Hysteresis: workers are given back only if those that stay carry this share more than they need to."""
     rejections_end: float = 0.2
     """A Degraded condition for rejections ends below this share of the misses that the SLO allows."""
     rejections_least: float = 20.0

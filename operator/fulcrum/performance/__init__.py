@@ -1,1 +1,1 @@
-"""What a layout of workers makes of a load: waiting, attainment, goodput. Pure."""
+"""What a layout of workers carries. Pure."""

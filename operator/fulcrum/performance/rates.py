@@ -1,4 +1,4 @@
-"""What one worker carries without waiting or spread: where searches start."""
+"""What one worker carries, were work a fluid: nobody waits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import LatencyTargets, Load
-from fulcrum.performance.queueing.decode import pull_seconds
+from fulcrum.load.demand import Demand, LatencyTargets, Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +16,22 @@ class UnitRates:
     prefill: float
     decode: float
     mixed: float
+    prompts: float = 1.0
+    """Prompts that it prefills one after another, each for itself: its ranks."""
+    answers: float = 1.0
+    """Answers that it decodes at once."""
     share: float = 1.0
-    """Of the requests that its pool takes (`pools[].admits`); the rates are of these."""
+    """Of all requests, what its pool takes (`pools[].admits`)."""
+    prompt_share: float = 1.0
+    """Of the tokens of all prompts, what its pool takes. Prefill is counted in requests with a mean prompt."""
 
     def of_role(self, role: Role) -> float:
         """Return the rate in a role."""
         return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}[role]
+
+    def share_of(self, role: Role) -> float:
+        """Return the share of a role's work that the pool takes."""
+        return self.prompt_share if role is Role.PREFILL else self.share
 
 
 def unit_rates(speed: WorkerSpeed, load: Load, slo: LatencyTargets) -> UnitRates:
@@ -40,4 +49,15 @@ def unit_rates(speed: WorkerSpeed, load: Load, slo: LatencyTargets) -> UnitRates
     link = 1 / max(pull_seconds(prompt, speed), 1e-9)
     both = 1 / (1 / prefill + 1 / decode)
     ranks = speed.ranks
-    return UnitRates(prefill=ranks * min(prefill, link), decode=ranks * min(decode, link), mixed=ranks * both)
+    return UnitRates(
+        prefill=ranks * min(prefill, link),
+        decode=ranks * min(decode, link),
+        mixed=ranks * both,
+        prompts=ranks,
+        answers=ranks * batch,
+    )
+
+
+def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
+    """Return how long a mean prompt's KV takes of a link at each end; what a decode worker has cached is not pulled."""
+    return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))

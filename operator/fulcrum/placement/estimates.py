@@ -14,7 +14,8 @@ from math import inf
 from fulcrum.api.names import Role
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets
-from fulcrum.performance.queueing import (
+from fulcrum.placement.performance import Stations, highest_rate
+from fulcrum.placement.queueing import (
     decode_admitted,
     decode_attainment,
     decode_step,
@@ -22,7 +23,6 @@ from fulcrum.performance.queueing import (
     mixed_attainment,
     prefill_attainment,
 )
-from fulcrum.placement.performance import Stations, highest_rate
 
 
 def ranks_apart(stations: Stations) -> Stations:

@@ -73,7 +73,7 @@ class Ours(Policy):
     ) -> None:
         """`initial` defaults to what the plan makes of nothing; `admission` replaces the policy of the spec.
 
-        `rehearsals` answer what plans want to be rehearsed; None: roles change by what is expected of layouts.
+        `rehearsals` answer what plans want to be rehearsed; None: roles change only beyond doubt.
 
         `speeds` by pool are what the planner believes, `start_seconds` what it has measured from Pod to readiness; both
         default to the truth. `history` is load from before second 0, as Prometheus would have it (its `end_seconds` is

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.performance.queueing.reference_queue import ReferenceQueue, draw_requests, settled
-from tests.performance.queueing.throughput import prefill_throughput
+from tests.placement.queueing.reference_queue import ReferenceQueue, draw_requests, settled
+from tests.placement.queueing.throughput import prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets
-from fulcrum.performance.queueing import (
+from fulcrum.placement.queueing import (
     decode_attainment,
     decode_step,
     mixed_attainment,

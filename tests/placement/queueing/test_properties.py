@@ -9,12 +9,12 @@ from math import inf, isfinite
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.performance.queueing.throughput import decode_throughput, prefill_throughput
+from tests.placement.queueing.throughput import decode_throughput, prefill_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing import (
+from fulcrum.placement.queueing import (
     decode_attainment,
     decode_step,
     mixed_attainment,

@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from tests.performance.queueing.test_bursts import SPEED
-from tests.performance.queueing.test_properties import demands, speeds, targets, workers
-from tests.performance.queueing.throughput import decode_throughput
+from tests.placement.queueing.test_bursts import SPEED
+from tests.placement.queueing.test_properties import demands, speeds, targets, workers
+from tests.placement.queueing.throughput import decode_throughput
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, LatencyTargets, Load
-from fulcrum.performance.layout import Layout
-from fulcrum.performance.model import PerformanceModel
-from fulcrum.performance.queueing import decode_admitted, prefill_attainment
+from fulcrum.load.demand import Demand, LatencyTargets
+from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.queueing import decode_admitted, prefill_attainment
 
 EPSILON = 1e-3
 SEAM = 0.02
@@ -41,12 +40,8 @@ def test_estimates_are_near_what_admission_makes_of_an_overload(
     rate: float, dispersion: float, shares: dict[int, float]
 ) -> None:
     demand = Demand(rate=rate, isl_tokens=1150, osl_tokens=210, isl_cv2=1.25, osl_cv2=0.9, dispersion=dispersion)
-    service = PerformanceModel({"p": SPEED}, SLO)
-    load = Load(rate=rate, prefill=demand, decode=demand)
-    found = {
-        prefill: service.goodput(Layout.of(prefill={"p": prefill}, decode={"p": 8 - prefill}), load) / rate
-        for prefill in shares
-    }
+    estimates = QueueingEstimates(demand, SLO, turns_away=True)
+    found = {prefill: estimates.split(rate, [(SPEED, prefill)], [(SPEED, 8 - prefill)]) for prefill in shares}
     assert found == pytest.approx(shares, abs=0.09)
     best = max(found, key=lambda prefill: found[prefill])
     assert shares[best] > max(shares.values()) - 0.01

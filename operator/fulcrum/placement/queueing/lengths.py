@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import erf, exp, inf, log, log1p, sqrt
+from math import erf, exp, inf, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.performance.tuning import TUNING
+from fulcrum.performance.eligible import log_spread
+from fulcrum.placement.queueing.tuning import TUNING
 
 Floats = NDArray[np.float64]
 _KNOTS, _KNOT_WEIGHTS = np.polynomial.legendre.leggauss(TUNING.points)
-
-
-def log_spread(cv2: float) -> float:
-    """Return the standard deviation of the logarithm of lengths with squared coefficient of variation `cv2`."""
-    return sqrt(log1p(max(cv2, 0.0)))
 
 
 @lru_cache(maxsize=16)

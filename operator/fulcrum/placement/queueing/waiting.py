@@ -22,8 +22,8 @@ from math import exp, inf, isfinite, sqrt
 
 import numpy as np
 
-from fulcrum.performance.queueing.lengths import Floats
-from fulcrum.performance.tuning import TUNING
+from fulcrum.placement.queueing.lengths import Floats
+from fulcrum.placement.queueing.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

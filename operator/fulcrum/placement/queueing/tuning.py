@@ -1,4 +1,4 @@
-"""Every number that shapes what the performance model says."""
+"""Every number that shapes what the queueing estimates say."""
 
 from __future__ import annotations
 
@@ -21,15 +21,8 @@ class Tuning:
     taken for one that is not, as a share of the promise."""
     least_share: float = 1e-6
     """Share of the requests below which a part of them is left out: it changes no estimate."""
-    usual_load: float = 0.7
-    """Share of what they carry without any waiting at which workers keep a usual promise. At that load splits are
-    compared that all keep the promise of the present one."""
     most_load: float = 0.98
     """Share of its time that a role works when the queue is kept as short as a promise needs."""
-    mixed_chosen: float = 0.6
-    """How far mixed workers are from letting requests in by chance (0) on the way to the most that keeps every step in
-    time (1). Simulated random clusters say 0.65 to 0.75 (`benchmarks/layouts.py`, seeds 7301 and 8101); from 0.65 on
-    layouts follow noise (`tests/decide/test_noise.py`)."""
     shortest_first: float = 0.8
     """How far early rejection is from letting prompts in by chance (0) on the way to the shortest only (1). Fitted to
     `benchmarks/splits.py`."""

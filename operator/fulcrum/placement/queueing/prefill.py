@@ -10,9 +10,9 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.lengths import Floats, length_points
-from fulcrum.performance.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
-from fulcrum.performance.tuning import TUNING
+from fulcrum.placement.queueing.lengths import Floats, length_points
+from fulcrum.placement.queueing.tuning import TUNING
+from fulcrum.placement.queueing.waiting import Service, Waiting, inverse_erlang_b, turned_away, waiting
 
 Stations = Sequence[tuple[WorkerSpeed, int]]
 """Pools of one role: (speed of one worker, number of workers)."""

@@ -5,9 +5,9 @@ the rate and the lengths, and rises with workers. `docs/concepts/sizing.md` says
 good.
 """
 
-from fulcrum.performance.queueing.decode import decode_admitted, decode_attainment, decode_step
-from fulcrum.performance.queueing.mixed import MixedAttainment, mixed_admitted, mixed_attainment
-from fulcrum.performance.queueing.prefill import Stations, prefill_attainment
+from fulcrum.placement.queueing.decode import decode_admitted, decode_attainment, decode_step
+from fulcrum.placement.queueing.mixed import MixedAttainment, mixed_admitted, mixed_attainment
+from fulcrum.placement.queueing.prefill import Stations, prefill_attainment
 
 __all__ = [
     "MixedAttainment",

@@ -13,7 +13,7 @@ from fulcrum.capacity.decode_curve import scaled
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.roofline import worker_speed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing import mixed_admitted, mixed_attainment
+from fulcrum.placement.queueing import mixed_admitted, mixed_attainment
 
 SPEED = worker_speed(known_model("meta-llama/Llama-3.1-70B-Instruct"), accelerator("H100-SXM-80GB"), tensor=4)
 TTFT_SECONDS, TPOT_SECONDS = 2.0, 0.05

@@ -15,11 +15,13 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked, normal
-from fulcrum.performance.queueing.lengths import Floats, length_points, log_spread
-from fulcrum.performance.queueing.prefill import Stations
-from fulcrum.performance.queueing.waiting import Service, turned_away, waiting
-from fulcrum.performance.tuning import TUNING
+from fulcrum.performance.eligible import log_spread
+from fulcrum.performance.rates import pull_seconds
+from fulcrum.placement.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked, normal
+from fulcrum.placement.queueing.lengths import Floats, length_points
+from fulcrum.placement.queueing.prefill import Stations
+from fulcrum.placement.queueing.tuning import TUNING
+from fulcrum.placement.queueing.waiting import Service, turned_away, waiting
 
 
 def decode_step(demand: Demand, stations: Stations) -> float:
@@ -58,11 +60,6 @@ def decode_admitted(
         wait_seconds=wait_seconds,
         dispersion=demand.dispersion,
     )
-
-
-def pull_seconds(demand: Demand, speed: WorkerSpeed) -> float:
-    """Return how long a mean prompt's KV takes of a link at each end; what a decode worker has cached is not pulled."""
-    return speed.transfer_seconds_per_token * demand.isl_tokens * (1.0 - min(max(demand.prefix_hit, 0.0), 1.0))
 
 
 def _pulled(demand: Demand, stations: Stations, wait_seconds: float, senders: float, *, early: bool) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.performance.queueing.reference_queue import Outcome, ReferenceQueue, Requests, draw_requests, settled
+from tests.placement.queueing.reference_queue import Outcome, ReferenceQueue, Requests, draw_requests, settled
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing import decode_attainment, prefill_attainment
-from fulcrum.performance.queueing.waiting import Service, Waiting, inverse_erlang_b, waiting
+from fulcrum.placement.queueing import decode_attainment, prefill_attainment
+from fulcrum.placement.queueing.waiting import Service, Waiting, inverse_erlang_b, waiting
 
 
 def worker(*, batch: int = 10**6, prefill: float = 1e-3, idle: float = 0.0, each: float = 0.0) -> WorkerSpeed:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.performance.queueing.test_properties import demands, speeds, targets, workers
+from tests.placement.queueing.test_properties import demands, speeds, targets, workers
 
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.bursts import dispersion
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing import decode_attainment, decode_step, prefill_attainment
+from fulcrum.placement.queueing import decode_attainment, decode_step, prefill_attainment
 
 EPSILON = 1e-3
 SPEED = WorkerSpeed(

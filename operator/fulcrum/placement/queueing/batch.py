@@ -18,8 +18,8 @@ import numpy as np
 from fulcrum.capacity.decode_curve import decode_line, decode_steps
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.lengths import Floats
-from fulcrum.performance.tuning import TUNING
+from fulcrum.placement.queueing.lengths import Floats
+from fulcrum.placement.queueing.tuning import TUNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

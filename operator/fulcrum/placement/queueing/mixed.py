@@ -9,11 +9,11 @@ import numpy as np
 
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked
-from fulcrum.performance.queueing.decode import tpot_inside
-from fulcrum.performance.queueing.lengths import length_points
-from fulcrum.performance.queueing.prefill import PrefillGroup, PromptTime, Stations, groups_attainment, prompt_time
-from fulcrum.performance.search import largest_share
+from fulcrum.placement.queueing.batch import Batches, BatchGroup, Context, batch_group, batches, blocked
+from fulcrum.placement.queueing.decode import tpot_inside
+from fulcrum.placement.queueing.lengths import length_points
+from fulcrum.placement.queueing.prefill import PrefillGroup, PromptTime, Stations, groups_attainment, prompt_time
+from fulcrum.placement.queueing.search import largest_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fulcrum.performance.tuning import TUNING
+from fulcrum.placement.queueing.tuning import TUNING
 
 
 def largest_share(excess: Callable[[float], float], *, most: float = 1.0) -> float:

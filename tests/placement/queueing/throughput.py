@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from fulcrum.load.demand import Demand
-from fulcrum.performance.queueing.batch import Context, batch_group
-from fulcrum.performance.queueing.prefill import Stations, prompt_time
+from fulcrum.placement.queueing.batch import Context, batch_group
+from fulcrum.placement.queueing.prefill import Stations, prompt_time
 
 
 def prefill_throughput(demand: Demand, stations: Stations) -> float:

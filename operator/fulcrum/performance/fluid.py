@@ -1,0 +1,188 @@
+"""What a layout of workers carries, were work a fluid: nobody waits, and every request is a mean one.
+
+How much less keeps a promise is seen by playing requests (`rehearsal`), and by what comes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from math import exp, inf
+from statistics import NormalDist
+
+from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
+from fulcrum.capacity.kv import TransferCost
+from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.load.demand import Demand, LatencyTargets, Load
+from fulcrum.performance.eligible import eligible, log_spread
+from fulcrum.performance.layout import Layout
+from fulcrum.performance.rates import UnitRates, unit_rates
+from fulcrum.performance.staffing import staffed
+
+
+class FluidModel:
+    """For one set of speeds and one promise; remembers what it has computed within one plan."""
+
+    def __init__(
+        self,
+        speeds: Mapping[str, WorkerSpeed],
+        slo: LatencyTargets,
+        *,
+        admits: Mapping[str, PoolAdmits] | None = None,
+        transfers: Mapping[tuple[str, str], TransferCost] | None = None,
+    ) -> None:
+        """`admits` of the pools that do not take every request; `transfers` by prefill and decode pool, where learnt.
+
+        Elsewhere the speeds say what transfers cost.
+        """
+        self.admits: Mapping[str, PoolAdmits] = admits or {}
+        self.slo = slo
+        self._transfers = transfers or {}
+        self._speeds = speeds
+        self._at_best = {pool: self._fastest(pool) for pool in speeds} if transfers else speeds
+        """Speeds with the least that moving KV to or from any pool costs them."""
+        self._rates = cache(self._computed_rates)
+
+    def knows(self, pool: str) -> bool:
+        """Report whether the speed of the pool's workers is known."""
+        return pool in self._speeds
+
+    def transfer(self, prefill: str, decode: str) -> TransferCost:
+        """Return what moving KV from a prefill to a decode pool costs."""
+        learnt = self._transfers.get((prefill, decode))
+        return learnt or self._speeds[prefill].transfer.slower(self._speeds[decode].transfer)
+
+    def unit_rates(self, pool: str, load: Load) -> UnitRates:
+        """Return what one worker of the pool carries of the requests that the pool takes."""
+        return self._rates(pool, load.scaled(0.0))
+
+    def role_rate(self, layout: Layout, load: Load, role: Role) -> float:
+        """Return the requests/s that the workers of a role carry."""
+        rates = [(count, self.unit_rates(pool, load)) for pool, count in layout.of_role(role)]
+        every = sum(count * each.of_role(role) for count, each in rates if each.share_of(role) == 1.0)
+        # A pool that takes only some requests helps as far as these come beside those that the others carry.
+        some = [(count * each.of_role(role), each.share_of(role)) for count, each in rates if each.share_of(role) < 1.0]
+        return every + sum(min(rate, every * share / (1.0 - share)) if every else rate for rate, share in some)
+
+    def cover(self, layout: Layout, load: Load) -> float:
+        """Return how many times over the workers carry the load; 0 where a role has none."""
+        both = self.role_rate(layout, load, Role.MIXED)
+        prefill, decode = (both + self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
+        return min(prefill / max(load.prefill.rate, 1e-9), decode / max(load.decode.rate, 1e-9))
+
+    def served(self, layout: Layout, load: Load) -> float:
+        """Return the share of the load that the workers serve within a usual promise, 0 to 1."""
+        if not layout.complete:
+            return 0.0
+        both, needed = self.role_rate(layout, load, Role.MIXED), self.needed(load)
+        return min(1.0, *((both + self.role_rate(layout, load, r)) / rate for r, rate in needed.items() if rate > 0))
+
+    def enough(self, layout: Layout, load: Load) -> bool:
+        """Report whether the workers keep a usual promise for the load."""
+        if not layout.complete:
+            return False
+        needed = self.needed(load)
+        both = self._taken(layout, load, Role.MIXED, max(needed.values()))
+        return all(both + self._taken(layout, load, role, rate) >= rate for role, rate in needed.items())
+
+    def needed(self, load: Load) -> dict[Role, float]:
+        """Return the requests/s that workers must carry so that few requests wait too long, by role.
+
+        Counted in places of the fastest pool: ranks that prefill one prompt after another, answers that are decoded at
+        once. What the promise of the first token leaves beyond the work itself may be waited for one of them.
+        """
+        misses = 1 - self.slo.attainment**0.5
+        return {
+            role: self._needed(role, demand, load, misses=misses) if demand.rate > 0 else 0.0
+            for role, demand in ((Role.PREFILL, load.prefill), (Role.DECODE, load.decode))
+        }
+
+    def _needed(self, role: Role, demand: Demand, load: Load, *, misses: float) -> float:
+        pool = max(self._speeds, key=lambda name: self.unit_rates(name, load).of_role(role))
+        rates, speed = self.unit_rates(pool, load), self._speeds[pool]
+        places, cv2 = (rates.prompts, demand.isl_cv2) if role is Role.PREFILL else (rates.answers, 1.0)
+        each = rates.of_role(role) / places
+        spare_seconds = self.slo.ttft_seconds - _first_seconds(speed, load) - _step_seconds(speed, load)
+        staff = staffed(
+            demand.rate / each,
+            patience=max(spare_seconds, 0.0) * each,
+            misses=misses,
+            variability=max((demand.dispersion + cv2) / 2, 1.0),
+        )
+        return staff * each
+
+    def advantage(self, pool: str, role: Role, load: Load) -> float:
+        """Return what a worker of the pool carries in a role over what it carries in the other one (Ricardo)."""
+        rates = self.unit_rates(pool, load)
+        own, other = (rates.prefill, rates.decode) if role is Role.PREFILL else (rates.decode, rates.prefill)
+        return own / other if other else inf
+
+    def _taken(self, layout: Layout, load: Load, role: Role, rate: float) -> float:
+        """Return the requests/s that workers of a role carry of `rate`: a pool has no more than it takes."""
+        rates = [(count, self.unit_rates(pool, load)) for pool, count in layout.of_role(role)]
+        return sum(min(count * each.of_role(role), each.share_of(role) * rate) for count, each in rates)
+
+    def _computed_rates(self, pool: str, load: Load) -> UnitRates:
+        share, taken = 1.0, load
+        if pool in self.admits:
+            share, prompts = eligible(load.prefill, pool, self.admits)
+            taken = replace(load, prefill=prompts, decode=eligible(load.decode, pool, self.admits)[1])
+        rates = unit_rates(self._at_best[pool], taken, self.slo)
+        # Longer prompts are as much more of the work: counted in mean ones, the pool takes more of them.
+        longer = taken.prefill.isl_tokens / load.prefill.isl_tokens
+        rates = replace(rates, prefill=rates.prefill * longer, share=share, prompt_share=min(share * longer, 1.0))
+        # Where other pools keep the promise, one that is too slow for it even when idle carries nothing.
+        if self._too_slow(_first_seconds, pool, taken, self.slo.ttft_seconds):
+            rates = replace(rates, prefill=0.0, mixed=0.0)
+        if self._too_slow(_step_seconds, pool, taken, self.slo.tpot_seconds):
+            rates = replace(rates, decode=0.0, mixed=0.0)
+        return rates
+
+    def _too_slow(
+        self, idle_seconds: Callable[[WorkerSpeed, Load], float], pool: str, load: Load, promised_seconds: float
+    ) -> bool:
+        late = {name for name, speed in self._speeds.items() if idle_seconds(speed, load) > promised_seconds}
+        return pool in late and late != self._speeds.keys()
+
+    def _fastest(self, pool: str) -> WorkerSpeed:
+        costs = [self.transfer(*pair) for other in self._speeds for pair in ((pool, other), (other, pool))]
+        return self._speeds[pool].with_transfer(min(costs, key=lambda cost: cost.seconds_per_token))
+
+
+def reachable(speeds: Mapping[str, WorkerSpeed], slo: LatencyTargets, load: Load) -> LatencyTargets:
+    """Return the promise, each part widened until an idle worker of the fastest pool keeps it.
+
+    That of the pace is doubled: an answer that is just in time alone would allow no other one beside it.
+
+    Beyond what the hardware can do every layout would look equally bad; with a promise that can be kept, the best
+    layout is still the one that is least late. Kept means: by so many prompts that both parts together hold for the
+    promised share.
+    """
+    spread = log_spread(load.prefill.isl_cv2)
+    longest = exp(NormalDist().inv_cdf(slo.attainment**0.5) * spread - spread**2 / 2)
+    long = replace(load, prefill=replace(load.prefill, isl_tokens=longest * load.prefill.isl_tokens))
+    step = min((_step_seconds(speed, load) for speed in speeds.values()), default=0.0)
+    first = min((_first_seconds(speed, long) for speed in speeds.values()), default=0.0)
+    return replace(
+        slo,
+        ttft_seconds=max(slo.ttft_seconds, first + step),
+        tpot_seconds=_doubled(slo.tpot_seconds, step),
+    )
+
+
+def _first_seconds(speed: WorkerSpeed, load: Load) -> float:
+    """Return how long an idle worker takes for a mean prompt."""
+    prompt = load.prefill
+    fresh, squared = prompt.isl_tokens * (1 - prompt.prefix_hit), prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
+    return speed.prefill_seconds(fresh, squared)
+
+
+def _step_seconds(speed: WorkerSpeed, load: Load) -> float:
+    """Return how long a step of an idle worker takes with one mean request."""
+    return speed.decode_step_seconds(1.0, load.decode.isl_tokens)
+
+
+def _doubled(seconds: float, least: float) -> float:
+    return seconds if seconds >= least else _doubled(2.0 * seconds, least)

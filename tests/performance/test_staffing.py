@@ -1,0 +1,62 @@
+"""How many servers it takes that few requests wait too long, against queues that were simulated."""
+
+from __future__ import annotations
+
+import heapq
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulcrum.performance.staffing import staffed
+
+REQUESTS = 60_000
+
+
+def late_share(servers: int, work: float, patience: float, *, seed: int = 7) -> float:
+    """Share of the requests of an M/M/n queue that wait longer than `patience` mean service times."""
+    random = np.random.default_rng(seed)
+    arrivals = np.cumsum(random.exponential(1 / work, REQUESTS)).tolist()
+    services = random.exponential(1.0, REQUESTS).tolist()
+    free, late = [0.0] * servers, 0
+    for arrival, service in zip(arrivals, services, strict=True):
+        begin = max(arrival, heapq.heappop(free))
+        late += begin - arrival > patience
+        heapq.heappush(free, begin + service)
+    return late / REQUESTS
+
+
+@pytest.mark.parametrize("work", [2.0, 7.0, 30.0])
+@pytest.mark.parametrize("patience", [0.0, 1.0, 4.0])
+def test_it_is_the_smallest_number_or_nearly(work: float, patience: float) -> None:
+    servers = ceil(staffed(work, patience=patience, misses=0.05))
+    assert late_share(servers, work, patience) < 0.08
+    fewer = min(servers - 2, ceil(0.85 * servers))
+    assert fewer <= work or late_share(fewer, work, patience) > 0.05
+
+
+@given(
+    work=st.floats(0.0, 1e4),
+    more=st.floats(1.0, 5.0),
+    patience=st.floats(0.0, 1e3),
+    misses=st.floats(1e-4, 0.5),
+    variability=st.floats(1.0, 20.0),
+)
+def test_more_work_less_patience_and_bursts_take_more(
+    *, work: float, more: float, patience: float, misses: float, variability: float
+) -> None:
+    found = staffed(work, patience=patience, misses=misses, variability=variability)
+    assert work <= found
+    assert found <= staffed(work * more, patience=patience, misses=misses, variability=variability) + 1e-9
+    assert found <= staffed(work, patience=patience / more, misses=misses, variability=variability) + 1e-9
+    assert found <= staffed(work, patience=patience, misses=misses / more, variability=variability) + 1e-9
+    assert found <= staffed(work, patience=patience, misses=misses, variability=variability * more) + 1e-9
+
+
+def test_many_servers_may_be_busier_than_few() -> None:
+    busy = [work / staffed(work, patience=1.0, misses=0.025) for work in (1.0, 5.0, 20.0, 100.0)]
+    assert busy == sorted(busy)
+    assert busy[0] < 0.5
+    assert 0.9 < busy[-1] < 1.0
