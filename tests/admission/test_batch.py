@@ -48,8 +48,8 @@ def test_batch_leaves_a_part_of_the_batch_free_for_those_who_come_next() -> None
     count = fill(admission, view, BATCH)
     step = view.workers.by_name["d0"].step_seconds()
     assert count > 0
-    assert step <= 0.01 + TUNING.idle_share * (TPOT_SECONDS - 0.01)
-    assert step > 0.9 * (0.01 + TUNING.idle_share * (TPOT_SECONDS - 0.01))
+    assert step <= 0.01 + TUNING.estimate_share * (TPOT_SECONDS - 0.01)
+    assert step > 0.9 * (0.01 + TUNING.estimate_share * (TPOT_SECONDS - 0.01))
     refused = admission.decide(asks(admission, BATCH), view, 0.0)
     assert isinstance(refused, Reject)
     assert refused.reason is Reason.NOTHING_IDLE

@@ -8,12 +8,10 @@ from typing import Final
 import msgspec
 
 from fulcrum.admission.classes import ClassTable
-from fulcrum.admission.idle import over_idle
 from fulcrum.admission.learnt import Learnt
-from fulcrum.admission.limits import over_memory, over_threshold, over_tpot, over_ttft
+from fulcrum.admission.limits import over_idle, over_memory, over_threshold, over_tpot, over_ttft
 from fulcrum.admission.outcome import Admit, Over, Preempt, Reject, Tally, ThresholdLimits
-from fulcrum.admission.overtaking import Overtaken, overtaken
-from fulcrum.admission.shares import ClassShares
+from fulcrum.admission.shares import ClassShares, Overtaken
 from fulcrum.admission.tuning import TUNING
 from fulcrum.api.reasons import Reason
 from fulcrum.api.serving_types import AdmissionPolicy, QosClass
@@ -185,7 +183,7 @@ class Admission:
         rooms = self._shares.room(incoming.qos, found, view, now_seconds)
         if incoming.waited_seconds > 0:
             # It is tried many times, and comes in at the moment of the most favourable error of a prediction.
-            rooms = min(rooms[0], ROUTING.retry_share), min(rooms[1], ROUTING.retry_share)
+            rooms = min(rooms[0], ROUTING.estimate_share), min(rooms[1], ROUTING.estimate_share)
         over = self._over(incoming, found, view, rooms, slower)
         if over and blocking is not None:
             cleared = blocking.fewest(
@@ -245,7 +243,7 @@ class Admission:
         """Within all limits of its path without those of `batch`: let it in, if those of lower classes can bear it."""
         behind: Overtaken | None = ([], [])
         if self.policy is not _THRESHOLD and found.known:
-            behind = overtaken(incoming, found, view, self.learnt, self._shares)
+            behind = self._shares.overtaken(incoming, found, view, self.learnt)
         after_seconds = found.prefill.prompts.backlog_seconds(now_seconds)
         if behind is None:
             return Reject(Reason.CLASS_SHARE, _next_seconds(found, after_seconds), found)

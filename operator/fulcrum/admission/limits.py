@@ -8,12 +8,12 @@ from fulcrum.admission.margin import Margin
 from fulcrum.admission.outcome import Over, ThresholdLimits
 from fulcrum.admission.tuning import TUNING
 from fulcrum.api.reasons import Reason
-from fulcrum.routing import ClusterView, Incoming, Route
+from fulcrum.routing import ClusterView, Incoming, Route, harmed
 from fulcrum.routing.tuning import TUNING as ROUTING
 
 
 def over_ttft(
-    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, *, slower: float = 1.0
+    incoming: Incoming, found: Route, view: ClusterView, margin: Margin, room: float, *, slower: float
 ) -> Over | None:
     """TTFT: of what is left of the promise after its own prefill, the queue may take the part `room`.
 
@@ -35,7 +35,7 @@ def over_ttft(
     if excess <= 0:
         return None
     return Over(
-        Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - ROUTING.retry_share) * room * left), promise
+        Reason.TTFT_UNREACHABLE, _until_shorter(found, excess + (1 - ROUTING.estimate_share) * room * left), promise
     )
 
 
@@ -90,7 +90,7 @@ def over_threshold(
     # A prompt that is longer than the limit may still come when nothing is before it.
     if queued >= 1 and queued + incoming.prompt_tokens > queue:
         share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
-        wait_seconds = min(share + 1 - ROUTING.retry_share, 1.0) * found.wait_seconds
+        wait_seconds = min(share + 1 - ROUTING.estimate_share, 1.0) * found.wait_seconds
         over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, wait_seconds)))
     batch = decode.running + decode.pending + decode.foreign_running + 1
     if batch > rooms[1] * limits.batch * decode.max_batch:
@@ -101,11 +101,55 @@ def over_threshold(
     return over
 
 
+def over_idle(incoming: Incoming, found: Route, view: ClusterView, margin: Margin, now_seconds: float) -> Over | None:
+    """Whether anything is idle on the path of a batch request.
+
+    Nothing that is promised a latency waits for prefill, and the batch stays clearly inside the promise with it.
+
+    A prompt that comes next waits for one step of batch prompts at most: it overtakes those that have not begun.
+    """
+    worker, there = found.decode, found.hand_over
+    share = ROUTING.estimate_share
+    spare = 1 - share
+    prompts = found.prefill.prompts
+    new_tokens = max(incoming.prompt_tokens - found.cached_tokens, 1.0)
+    # A worker that hardly has any prompts may take a long one: it is ended when another prompt comes.
+    alone = not prompts.legs and not prompts.foreign_seconds and prompts.prefill_share(now_seconds) < spare
+    step_fits = alone or (
+        prompts.batch_fits(new_tokens, found.work_seconds / new_tokens, spare * view.ttft_seconds)
+        and _another_is_free(found, view)
+    )
+    if not found.known or not step_fits:
+        return Over(Reason.NOTHING_IDLE, max(found.wait_seconds, there.step_seconds))
+    others = worker.running + worker.pending + worker.foreign_running
+    room_seconds = margin.allowed_seconds(max(view.tpot_seconds - worker.least_step, 0.0))
+    between = 1 - min(worker.prompts.batch_share(now_seconds), share)
+    fits = (
+        there.step_seconds / between <= worker.least_step + share * room_seconds
+        and others + 1 <= share * worker.max_batch
+        and (worker.kv_capacity <= 0 or there.kv_tokens <= share * worker.kv_capacity)
+    )
+    if fits and found.whole and worker.running:
+        fits = not worker.prompts.legs and harmed(worker, found.work_seconds, view.tpot_seconds) < spare**2
+    # One of those that decode ends on average after that time.
+    return None if fits else Over(Reason.NOTHING_IDLE, there.life_seconds / max(others, 1.0))
+
+
+def _another_is_free(found: Route, view: ClusterView) -> bool:
+    """Report whether a prompt that comes next finds another worker of that role without prompts."""
+    own = found.prefill
+    return any(
+        worker.role is own.role
+        and worker.revision == own.revision
+        and not (worker.prompts.legs or worker.prompts.foreign_seconds)
+        for worker in view.workers.by_index.values()
+        if worker is not own
+    )
+
+
 def _until_shorter(found: Route, seconds: float) -> float:
     """Time until the queue for the prefill is shorter by `seconds`, if others keep coming as of late."""
-    return min(
-        seconds / max(1 - found.prefill.prompts.prefill_rate, 1 - ROUTING.most_prefill_share), found.wait_seconds
-    )
+    return min(seconds / max(1 - found.prefill.prompts.prefill_rate, 1 - ROUTING.estimate_share), found.wait_seconds)
 
 
 def _until(found: Route, total: float, own: float, allowed: float) -> float:
@@ -114,7 +158,7 @@ def _until(found: Route, total: float, own: float, allowed: float) -> float:
     others = worker.running + worker.pending + worker.foreign_running
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
-    aim = ROUTING.retry_share * (allowed - own)  # other requests come back then, too
+    aim = ROUTING.estimate_share * (allowed - own)  # other requests come back then, too
     coming = min((worker.join_rate * there.life_seconds + worker.foreign_running) / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)

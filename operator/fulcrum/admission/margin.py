@@ -54,7 +54,7 @@ class Margin:
         off = abs(actual_seconds - predicted_seconds) / max(actual_seconds, predicted_seconds)
         self.error += part * (off - self.error)
         limit_seconds = predicted_seconds if limit_seconds is None else limit_seconds
-        near = limit_seconds > ROUTING.near_share * self.allowed_seconds(promise_seconds)
+        near = limit_seconds > ROUTING.estimate_share * self.allowed_seconds(promise_seconds)
         if near or actual_seconds > promise_seconds:
             late = actual_seconds > self.factor * limit_seconds
             self._step(weight * (self._level if late else self._level - 1))

@@ -62,4 +62,4 @@ class NeighbourSlowdown:
         slower = sum(more * busy for _, more, busy in self._samples)
         found = slower / sum(busy * busy for _, _, busy in self._samples) if self._samples else 0.0
         # Less than estimates may be wrong by is no slow-down.
-        self.per_neighbour = found if TUNING.unslowed_share * (1.0 + found) >= 1.0 else 0.0
+        self.per_neighbour = found if TUNING.estimate_share * (1.0 + found) >= 1.0 else 0.0

@@ -16,8 +16,12 @@ from __future__ import annotations
 from math import exp, inf, sqrt
 
 from fulcrum.admission.classes import ClassTable
+from fulcrum.admission.learnt import Learnt
 from fulcrum.admission.tuning import TUNING
-from fulcrum.routing import ClusterView, Incoming, Route
+from fulcrum.routing import ClusterView, Incoming, RequestLoad, Route
+
+Overtaken = tuple[list[tuple[RequestLoad, float]], list[RequestLoad]]
+"""Requests that are served later, with their new TTFT in seconds; and those that make way."""
 
 
 class _Demand:
@@ -104,7 +108,40 @@ class ClassShares:
                 prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
         return max(prefill_room, 0.0), max(decode_room, 0.0)
 
-    def above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
+    def overtaken(self, incoming: Incoming, found: Route, view: ClusterView, learnt: Learnt) -> Overtaken | None:
+        """Return which requests of lower classes are served later for it, as engines serve them after it, and which
+        make way.
+
+        Those that would be late make way, and so room for those behind them. None: one would be late whose class would
+        then have less than what is reserved for it.
+        """
+        later: list[tuple[RequestLoad, float]] = []
+        victims: list[RequestLoad] = []
+        rank = view.ranks[incoming.qos]
+        prompts = found.prefill.prompts
+        if prompts.lower_seconds(rank) <= 0:
+            return later, victims
+        promise = learnt.ttft_seconds
+        more_seconds = found.work_seconds
+        less_seconds = [0.0] * len(learnt.ttft_margins)
+        for leg in prompts.overtaken(rank):
+            qos = leg.qos
+            ttft_seconds = leg.ttft_seconds + more_seconds
+            less = less_seconds[qos] + leg.work_seconds
+            allowed = learnt.ttft_margins[qos].allowed_seconds(promise)
+            if leg.batch:
+                later.append((leg, ttft_seconds))
+            elif leg.ttft_seconds <= allowed < ttft_seconds and self._above_reserve(qos, view, less):
+                less_seconds[qos] = less
+                more_seconds = max(more_seconds - leg.work_seconds, 0.0)
+                victims.append(leg)
+            elif leg.ttft_seconds <= promise < ttft_seconds:
+                return None
+            else:
+                later.append((leg, ttft_seconds))
+        return later, victims
+
+    def _above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
         reserved = self._table.reserved[qos]
         room = view.workers.prefill_count * view.ttft_seconds / self.gateways

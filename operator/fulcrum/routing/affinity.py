@@ -67,7 +67,7 @@ class AffinityMemory:
     def join(self, worker: int, device_units: float, host_units: float = 0.0) -> None:
         """A worker (a number that is never reused) keeps so many units on its device and in its host memory."""
         self._sent.setdefault(worker, 0.0)
-        self._device_room[worker] = device_units * TUNING.prefix_share
+        self._device_room[worker] = device_units * TUNING.estimate_share
         self._room[worker] = self._device_room[worker] + host_units
 
     def leave(self, worker: int) -> None:

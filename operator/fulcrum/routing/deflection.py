@@ -32,7 +32,7 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     tpot_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds)
     if path.ttft_seconds > min(pair.ttft_seconds, search.ttft_seconds):
         return None
-    if path.hand_over.step_seconds > TUNING.leg_share * tpot_seconds:
+    if path.hand_over.step_seconds > TUNING.estimate_share * tpot_seconds:
         return None
     stall_seconds = path.wait_seconds + path.work_seconds
     return path if harmed(worker, stall_seconds, tpot_seconds) < 1.0 else None

@@ -110,7 +110,7 @@ def _beside_prefill(
     queued = 0.0
     if output_tokens > 1:
         queued = max(prompts.backlog_seconds(now_seconds) - over_seconds, 0.0) / output_tokens
-    return 1 / (1 - min(prompts.prefill_share(now_seconds), TUNING.most_prefill_share)), queued
+    return 1 / (1 - min(prompts.prefill_share(now_seconds), TUNING.estimate_share)), queued
 
 
 def chunk_seconds(worker: WorkerView, prompt_tokens: float) -> float:

@@ -18,7 +18,7 @@ class PoolRule:
     def __init__(self, admits: PoolAdmits | None, kv_capacity_tokens: float, class_names: Sequence[str]) -> None:
         """`kv_capacity_tokens` of its largest worker, 0 while unknown."""
         self.min_prompt_tokens = 0.0
-        self.longest_tokens = kv_capacity_tokens / TUNING.least_prompt_share if kv_capacity_tokens else inf
+        self.longest_tokens = kv_capacity_tokens / TUNING.estimate_share if kv_capacity_tokens else inf
         """The longest prompt that it takes, and that its KV cache can hold."""
         self.classes: frozenset[int] | None = None
         """Indices of the classes that it takes; None: all."""

@@ -24,7 +24,7 @@ class Restoring(NamedTuple):
 
 def prefill_left_seconds(ttft_seconds: float, waited_seconds: float) -> float:
     """Return what is left for the prefill of a request that came `waited_seconds` ago: the hand-over comes after it."""
-    return max(TUNING.leg_share * ttft_seconds - waited_seconds, 0.0)
+    return max(TUNING.estimate_share * ttft_seconds - waited_seconds, 0.0)
 
 
 def restoring(

@@ -16,7 +16,9 @@ class RoutingTuning:
 
     # Estimates.
     estimate_share: float = 0.8
-    """Share of a limit that an estimate may fill, as it can be wrong by the rest. The properties below say where."""
+    """Share of a limit that an estimate may fill, as it can be wrong by the rest: of a promise (what one worker
+    of a pair may take, and from where an outcome tells how good a margin is), of a worker's time (prompts; batch
+    requests), of a KV cache (prefixes), and of a limit that a refused request finds the worker below on return."""
     most_wrong: float = 3.0
     """Actual over predicted latency beyond which it is no error of a prediction: a worker that is so much later than
     its like is an outlier, no margin is wider, and idle workers serve a request that is predicted so late."""
@@ -52,46 +54,6 @@ class RoutingTuning:
     def pause_seconds(self, failures: int) -> float:
         """Return how long to leave alone what failed so many times in a row."""
         return min(self.first_pause_seconds * 2.0 ** min(failures - 1, 30), self.longest_pause_seconds)
-
-    @property
-    def leg_share(self) -> float:
-        """Share of a promise within which one worker of a pair is to keep it alone."""
-        return self.estimate_share
-
-    @property
-    def most_prefill_share(self) -> float:
-        """Share of a worker's time that prompts are believed to take at most."""
-        return self.estimate_share
-
-    @property
-    def prefix_share(self) -> float:
-        """Share of a KV cache that keeps prefixes."""
-        return self.estimate_share
-
-    @property
-    def least_prompt_share(self) -> float:
-        """Share of its estimated length that a prompt has at least."""
-        return self.estimate_share
-
-    @property
-    def near_share(self) -> float:
-        """Share of a limit from which a prediction is near it, so that its outcome tells how good the limit is."""
-        return self.estimate_share
-
-    @property
-    def retry_share(self) -> float:
-        """Share of a limit below which a request that is told to come back later is to find the worker."""
-        return self.estimate_share
-
-    @property
-    def idle_share(self) -> float:
-        """Share of a decode worker up to which batch requests fill it: the rest is for online ones that come next."""
-        return self.estimate_share
-
-    @property
-    def unslowed_share(self) -> float:
-        """Predicted over actual latency from which busy neighbours are not felt."""
-        return self.estimate_share
 
     def equally_full(self, load: float, other: float) -> bool:
         """Report whether a worker is emptier than another one, or fuller by less than estimates can tell."""
