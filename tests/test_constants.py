@@ -18,9 +18,9 @@ GUARD = 1e-6
 
 LEFT = (
     "decide/initial.py _USUAL",
-    "routing/nominal_speed.py NOMINAL_SPEED",
+    "routing/engine_speed.py NOMINAL_SPEED",
+    "routing/prefix_room.py keep: 1e+06",
     "routing/timing.py _MOST_ROWS",
-    "routing/worker_set.py _make_room: 1e+06",
 )
 """Shape behaviour and are no entries of a Tuning yet. This list may only become shorter."""
 

@@ -131,7 +131,7 @@ class Replay:
             view.finish(flight, at)
             ttft_seconds = flight.route.ttft_seconds * chance.uniform(0.5, 2)
             tpot_seconds = flight.route.tpot_seconds * chance.uniform(0.7, 1.5)
-            view.workers.served(flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds)
+            flight.served(ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds)
             self.admission.learnt.learn(
                 flight, ttft_seconds=ttft_seconds, tpot_seconds=tpot_seconds, output_tokens=chance.randint(1, 600)
             )

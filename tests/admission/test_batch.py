@@ -46,7 +46,7 @@ def fill(admission: Admission, view: ClusterView, qos: int) -> int:
 def test_batch_leaves_a_part_of_the_batch_free_for_those_who_come_next() -> None:
     admission, view = make(classes=CLASSES)
     count = fill(admission, view, BATCH)
-    step = view.workers.by_name["d0"].step_seconds()
+    step = view.workers.by_name["d0"].answers.step_seconds()
     assert count > 0
     assert step <= 0.01 + TUNING.estimate_share * (TPOT_SECONDS - 0.01)
     assert step > 0.9 * (0.01 + TUNING.estimate_share * (TPOT_SECONDS - 0.01))
@@ -79,9 +79,9 @@ def test_a_prediction_leaves_the_worker_as_it_was() -> None:
     admission, view = make(classes=CLASSES)
     fill(admission, view, BATCH)
     worker = view.workers.by_name["d0"]
-    before = worker.decoding()
+    before = worker.answers.decoding()
     admission.decide(asks(admission, CHAT, output=100_000), view, 0.0)
-    assert worker.decoding() == before
+    assert worker.answers.decoding() == before
 
 
 def test_batch_waits_while_an_online_prompt_is_prefilled() -> None:

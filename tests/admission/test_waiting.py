@@ -270,7 +270,7 @@ def test_the_wait_is_not_learnt_as_latency(waited_seconds: float) -> None:
         flight = view.start(msgspec.structs.replace(incoming, waited_seconds=waited), found, 0.0)
         took_seconds = waited + 1.5 * found.ttft_seconds
         admission.learnt.learn(flight, ttft_seconds=took_seconds)
-        view.workers.served(flight, ttft_seconds=took_seconds, tpot_seconds=None)
+        flight.served(ttft_seconds=took_seconds, tpot_seconds=None)
         margin = admission.learnt.ttft_margins[0]
         learnt.append((margin.error, flight.prefill.health.record.ratio))
         assert margin.samples == (waited < TTFT_SECONDS), "without a promise left there is no margin on it"

@@ -200,7 +200,7 @@ class World:
         for one in prefilled:
             worker = one.flight.decode
             if worker.name not in self.batches:
-                self.batches[worker.name] = Batch(worker.speed)
+                self.batches[worker.name] = Batch(worker.engine.speed)
             self.batches[worker.name].join(one)
 
     def _end(self, one: Served) -> None:

@@ -157,7 +157,9 @@ async def site_of(make_site: MakeSite, engines: list[RealEngine], promise_second
     """A gateway that knows the speed of both, and what they do."""
     site = await make_site(*engines, slo_seconds=(promise_seconds, 60.0))
     workers = site.gateway.registry.workers
-    await eventually(lambda: all(each.ranks[0].state.known and each.progress.known for each in workers), what="reports")
+    await eventually(
+        lambda: all(each.ranks[0].state.engine.known and each.progress.known for each in workers), what="reports"
+    )
     return site
 
 

@@ -58,7 +58,7 @@ def fuzzed(keys: Path | None = None) -> Iterator[Run]:
                 asyncio.get_running_loop(),
             )  # fmt: skip
             await gateway.start()
-            await eventually(lambda: all(worker.ranks[0].state.known for worker in gateway.registry.workers))
+            await eventually(lambda: all(worker.ranks[0].state.engine.known for worker in gateway.registry.workers))
             return gateway
 
         async def stop() -> None:

@@ -167,8 +167,8 @@ def test_each_rank_has_what_the_report_says_of_it() -> None:
     view = groups(1, 4)
     busy, idle = of(0, running=30, waiting=0, kv_usage=0.5), of(1, running=0, waiting=0, kv_usage=0.0)
     view.report("d0", load(busy, idle, of(3, waiting=3)), 1.0)
-    assert [each.foreign_running for each in views(view, "d0")] == [30, 0, 0, 0]
-    assert views(view, "d0")[0].foreign_context == pytest.approx(0.5 * SPEED.kv_capacity_tokens)
+    assert [each.answers.foreign_running for each in views(view, "d0")] == [30, 0, 0, 0]
+    assert views(view, "d0")[0].answers.foreign_context == pytest.approx(0.5 * SPEED.kv_capacity_tokens)
     for _ in range(30):
         found = find(view, now_seconds=1.0)
         assert found.decode.dp_rank != 0
@@ -180,13 +180,13 @@ def test_of_a_rank_that_is_not_reported_nothing_is_known(ranks: tuple[RankReport
     """The sum over all ranks says nothing of one; those that are reported go on."""
     view = groups(1, 2)
     view.report("d0", load(*ranks), 1.0)
-    assert [each.foreign_running for each in views(view, "d0")] == [30 if ranks else 0, 0]
+    assert [each.answers.foreign_running for each in views(view, "d0")] == [30 if ranks else 0, 0]
 
 
 def test_a_report_of_more_ranks_than_there_are_is_believed_of_those_that_there_are() -> None:
     view = groups(1, 2)
     view.report("d0", load(*(of(number, running=number + 1, waiting=0) for number in range(8))), 1.0)
-    assert [each.foreign_running for each in views(view, "d0")] == [1, 2]
+    assert [each.answers.foreign_running for each in views(view, "d0")] == [1, 2]
 
 
 def test_what_a_report_says_of_a_rank() -> None:

@@ -20,12 +20,12 @@ def test_time_passes_up_to_now() -> None:
     for flight, at in ((second, 2.0), (first, 1.0), (third, 3.0)):
         registry.expect_first_token(flight, at)
     registry.pass_time(0.9)
-    assert (len(worker.prompts.legs), worker.running) == (3, 0)
+    assert (len(worker.prompts.legs), worker.answers.running) == (3, 0)
     registry.pass_time(1.0)
-    assert (list(worker.prompts.legs), worker.running) == ([second.load, third.load], 1)
+    assert (list(worker.prompts.legs), worker.answers.running) == ([second.load, third.load], 1)
     registry.finish(second, 1.5)
     registry.pass_time(10.0)
-    assert (len(worker.prompts.legs), worker.running) == (0, 2)
+    assert (len(worker.prompts.legs), worker.answers.running) == (0, 2)
     registry.finish(first, 11.0)
     registry.finish(third, 11.0)
     assert worker.idle

@@ -93,7 +93,7 @@ def test_prompts_of_others_are_like_those_that_the_engine_prefilled(cached: int)
     own = worker.prompts.backlog_seconds(0.0)
     view.report("p0", report(running=0, waiting=1, work=prefilled(0, 1000, cached)), 0.0)
     view.report("p0", report(running=0, waiting=11, work=prefilled(50, 1000, cached)), 0.0)
-    expected = 10 * worker.work_seconds(1000.0, float(cached))
+    expected = 10 * worker.engine.work_seconds(1000.0, float(cached))
     assert worker.prompts.backlog_seconds(0.0) - own == pytest.approx(expected, rel=0.01)
 
 
@@ -107,8 +107,8 @@ def test_uneven_prompts_of_others_take_longer_than_even_ones() -> None:
         view.finish(send(view, ask((1000, 9000)[number % 2]), 0.0), 0.0)
     view.report("p0", report(running=0, waiting=0, work=prefilled(0, 5000, 0)), 0.0)
     view.report("p0", report(running=0, waiting=10, work=prefilled(50, 5000, 0)), 0.0)
-    expected = 5 * worker.work_seconds(1000.0, 0.0) + 5 * worker.work_seconds(9000.0, 0.0)
-    assert expected > 11 * worker.work_seconds(5000.0, 0.0)
+    expected = 5 * worker.engine.work_seconds(1000.0, 0.0) + 5 * worker.engine.work_seconds(9000.0, 0.0)
+    assert expected > 11 * worker.engine.work_seconds(5000.0, 0.0)
     assert worker.prompts.foreign_seconds == pytest.approx(expected, rel=0.03)
 
 
@@ -119,10 +119,10 @@ def test_time_that_went_to_prompts_of_others_brought_own_ones_no_nearer() -> Non
     view.report("p0", report(running=0, waiting=0, work=prefilled(0, 1000, 0, computed=True)), 0.0)
     send(view, ask(8000), 0.0)
     view.report("p0", report(running=0, waiting=6, work=prefilled(50, 1000, 0, computed=True)), 0.0)
-    each = worker.work_seconds(1000.0, 0.0)
+    each = worker.engine.work_seconds(1000.0, 0.0)
     now = 3 * each
     view.report("p0", report(running=0, waiting=3, work=prefilled(53, 1000, 0, computed=True)), now)
-    left = worker.work_seconds(8000.0, 0.0) + 2 * each + SPEED.coefficients.prefill_a
+    left = worker.engine.work_seconds(8000.0, 0.0) + 2 * each + SPEED.coefficients.prefill_a
     assert worker.prompts.backlog_seconds(now) == pytest.approx(left, rel=0.01)
 
 

@@ -47,7 +47,7 @@ def test_the_shorter_queue_and_the_smaller_batch() -> None:
     assert names(find(view, ask(1000.0)))[0] == "p1"
     send(view, ask(5000.0))
     assert find(view).prefill.name == "p0"
-    assert abs(view.workers.by_name["d0"].pending - view.workers.by_name["d1"].pending) <= 1
+    assert abs(view.workers.by_name["d0"].answers.pending - view.workers.by_name["d1"].answers.pending) <= 1
 
 
 def test_predicted_ttft_is_queue_plus_own_plus_transfer_plus_first_step() -> None:

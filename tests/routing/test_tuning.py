@@ -11,7 +11,7 @@ from fulcrum.routing.tuning import RoutingTuning
 
 SOURCES = Path(__file__).parents[2] / "operator" / "fulcrum" / "routing"
 SHAPES_NO_CHOICE = {
-    "nominal_speed": {"NOMINAL_SPEED"},
+    "engine_speed": {"NOMINAL_SPEED"},
     "affinity": {"POOL"},
     "sent": {"MAX_BATCH_KEYS"},
     "timing": {"_MOST_ROWS"},

@@ -68,7 +68,7 @@ def test_turns_never_weigh_more_than_a_request() -> None:
     view = cluster(1, 2)
     for now in range(10_003):
         served_alone(view, float(now))
-    assert abs(view.workers.by_name["d0"].decode_load - view.workers.by_name["d1"].decode_load) < 1e-5
+    assert abs(view.workers.by_name["d0"].answers.load - view.workers.by_name["d1"].answers.load) < 1e-5
     assert {served_alone(view, 20_000.0)[1], served_alone(view, 20_001.0)[1]} == {"d0", "d1"}
 
 

@@ -32,11 +32,13 @@ def check(view: ClusterView, flights: list[Flight]) -> None:
         assert list(worker.prompts.legs) == [f.load for f in legs]
         assert worker.prompts.own_seconds == pytest.approx(sum(f.load.work_seconds for f in legs), abs=1e-6)
         assert worker.prompts.queued_tokens == pytest.approx(sum(f.load.prompt_tokens for f in legs), abs=1e-6)
-        assert (worker.running, worker.pending) == (len(running), len(pending))
-        assert worker.pending_context == pytest.approx(sum(f.load.prompt_tokens for f in pending), abs=1e-6)
-        made = sum(worker.steps - f.load.joined_steps for f in running)
-        assert worker.context_tokens == pytest.approx(sum(f.load.prompt_tokens for f in running) + made, abs=1e-5)
-        assert worker.decode_share == pytest.approx(sum(f.load.share for f in running + pending), abs=1e-6)
+        assert (worker.answers.running, worker.answers.pending) == (len(running), len(pending))
+        assert worker.answers.pending_context == pytest.approx(sum(f.load.prompt_tokens for f in pending), abs=1e-6)
+        made = sum(worker.answers.steps - f.load.joined_steps for f in running)
+        assert worker.answers.context_tokens == pytest.approx(
+            sum(f.load.prompt_tokens for f in running) + made, abs=1e-5
+        )
+        assert worker.answers.decode_share == pytest.approx(sum(f.load.share for f in running + pending), abs=1e-6)
 
 
 @given(events)
@@ -64,8 +66,8 @@ def test_sums_equal_a_loop_over_all_requests_and_end_at_zero(
     check(view, [])
     for worker in view.workers.by_name.values():
         assert worker.idle
-        assert worker.tight_tpot_seconds == float("inf")
-        assert worker.decode_share == 0
+        assert worker.answers.tight_tpot_seconds == float("inf")
+        assert worker.answers.decode_share == 0
     assert view.prefill_use == pytest.approx([0.0], abs=1e-6)
     assert view.decode_use == pytest.approx([0.0], abs=1e-6)
 
@@ -79,20 +81,20 @@ def test_progress_is_what_the_model_says() -> None:
     view = cluster(1, 1)
     flight = send(view, decoding=True)
     worker = flight.decode
-    worker.advance(0.55)
-    assert worker.context_tokens == pytest.approx(1050)
-    assert worker.left_tokens == pytest.approx(50)
+    worker.answers.advance(0.55)
+    assert worker.answers.context_tokens == pytest.approx(1050)
+    assert worker.answers.left_tokens == pytest.approx(50)
 
 
 def test_the_tightest_promise_of_a_worker() -> None:
     view = cluster(1, 1)
     tight, tighter = send(view, ask(tpot_seconds=0.03)), send(view, ask(tpot_seconds=0.02))
     worker = view.workers.by_name["d0"]
-    assert worker.tight_tpot_seconds == 0.02
+    assert worker.answers.tight_tpot_seconds == 0.02
     view.finish(tighter, 0.0)
-    assert worker.tight_tpot_seconds == 0.03
+    assert worker.answers.tight_tpot_seconds == 0.03
     view.finish(tight, 0.0)
-    assert worker.tight_tpot_seconds == float("inf")
+    assert worker.answers.tight_tpot_seconds == float("inf")
 
 
 def test_reports_add_what_other_gateways_started() -> None:
@@ -103,8 +105,8 @@ def test_reports_add_what_other_gateways_started() -> None:
     view.report("p0", report(running=1, waiting=4), 0.0)
     assert find(view).prefill.name == "p1"
     view.report("d1", report(running=30, waiting=0, kv_usage=0.5), 0.0)
-    assert view.workers.by_name["d1"].foreign_running == 30
-    assert view.workers.by_name["d1"].foreign_context == pytest.approx(50_000)
+    assert view.workers.by_name["d1"].answers.foreign_running == 30
+    assert view.workers.by_name["d1"].answers.foreign_context == pytest.approx(50_000)
     assert all(send(view).decode.name == "d0" for _ in range(5))
     view.tick(9.0)
     assert view.workers.by_name["d1"].foreign
@@ -119,7 +121,7 @@ def test_what_waits_on_a_mixed_worker_is_prefill_whoever_runs() -> None:
         send(view, decoding=True)
     view.report("m0", report(running=5, waiting=3), 0.0)
     worker = view.workers.by_name["m0"]
-    assert worker.foreign_running == 0
+    assert worker.answers.foreign_running == 0
     assert worker.prompts.foreign_seconds == pytest.approx(3 * view.mean_prompt_tokens * 1e-4)
 
 
@@ -128,7 +130,7 @@ def test_unknown_figures_are_no_zeros() -> None:
     view.report("d0", report(running=9, waiting=0), 0.0)
     view.report("d0", report(), 1.0)
     view.report("nobody", report(running=1, waiting=1), 1.0)
-    assert view.workers.by_name["d0"].foreign_running == 9
+    assert view.workers.by_name["d0"].answers.foreign_running == 9
 
 
 def test_another_process_of_a_worker_knows_nothing_of_the_old_one() -> None:
@@ -151,7 +153,7 @@ def loaded(prompts: list[tuple[float, float]], now: float) -> ClusterView:
     for prompt_tokens, output_tokens in prompts:
         flight = view.start(ask(prompt_tokens, output_tokens), find(view), 0.0)
         view.prefill_done(flight, 0.0)
-    view.workers.by_name["d0"].advance(now)
+    view.workers.by_name["d0"].answers.advance(now)
     return view
 
 
@@ -213,12 +215,12 @@ def test_predicted_ttft_rises_with_the_queue(
     after = worker.prompts.backlog_seconds(now)
     assert after >= before
     assert before >= 0
-    assert worker.work_seconds(1000, 0) >= worker.work_seconds(1000, 500) >= 0
+    assert worker.engine.work_seconds(1000, 0) >= worker.engine.work_seconds(1000, 500) >= 0
 
 
 def test_a_full_batch_means_waiting_for_a_place() -> None:
     view = cluster(1, 1)
-    view.workers.by_name["d0"].max_batch = 4.0
+    view.workers.by_name["d0"].engine.max_batch = 4.0
     for _ in range(3):
         send(view, decoding=True)
     assert find(view).hand_over.slot_seconds == 0
@@ -234,7 +236,7 @@ def served(view: ClusterView, slow: str, times: int) -> None:
         view.finish(flight, 10.0 * number + 5)
         seconds = flight.route.ttft_seconds * (10 if flight.prefill.name == slow else 1)
         tpot_seconds = flight.route.tpot_seconds * (10 if flight.decode.name == slow else 1)
-        view.workers.served(flight, ttft_seconds=seconds, tpot_seconds=tpot_seconds)
+        flight.served(ttft_seconds=seconds, tpot_seconds=tpot_seconds)
 
 
 @pytest.mark.parametrize("slow", ["p1", "d2"])

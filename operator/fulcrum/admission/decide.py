@@ -167,7 +167,7 @@ class Admission:
             return self._fill_idle(incoming, found, view, now_seconds)
         if self.policy is _OFF:
             return self._let_in(incoming, found)
-        least_seconds = found.decode.least_step
+        least_seconds = found.decode.engine.least_step
         view.step_limit_seconds = least_seconds + self.learnt.tpot_margin.allowed_seconds(
             self.tpot_seconds - least_seconds
         )

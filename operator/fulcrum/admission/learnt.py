@@ -66,7 +66,7 @@ class Learnt:
             )
         if tpot_seconds is not None and (found.whole or flight.decode.role is not _PREFILL):
             # Later requests joined its batch, up to the limit of that time; what no batch can change is left out.
-            least_seconds = flight.decode.least_step
+            least_seconds = flight.decode.engine.least_step
             limit_seconds = max(found.hand_over.step_seconds, flight.step_limit_seconds)
             # What was predicted is not above its shortest step only where the worker was measured again meanwhile. That
             # speed is given up already, so how wrong it was says nothing about the next prediction.

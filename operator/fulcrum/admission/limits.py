@@ -29,7 +29,8 @@ def over_ttft(
     allowed = margin.allowed_seconds(to_come) if queued or slower > 1 else to_come
     left = allowed / slower - (found.ttft_seconds - found.wait_seconds)
     if left < 0:
-        memory = 0 < found.decode.kv_capacity < found.hand_over.kv_tokens and found.hand_over.slot_seconds > -left
+        there = found.hand_over
+        memory = 0 < found.decode.engine.kv_capacity < there.kv_tokens and there.slot_seconds > -left
         return Over(Reason.KV_EXHAUSTED if memory else Reason.TTFT_UNREACHABLE, _until_idle(found), promise)
     excess = found.wait_seconds - min(room * left + found.begun_seconds, left)
     if excess <= 0:
@@ -47,11 +48,12 @@ def over_tpot(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     if incoming.output_tokens <= 1:
         return None
     worker, there = found.decode, found.hand_over
-    promise = min(view.tpot_seconds, incoming.tpot_seconds, worker.tight_tpot_seconds)
+    promise = min(view.tpot_seconds, incoming.tpot_seconds, worker.answers.tight_tpot_seconds)
+    least_seconds = worker.engine.least_step
     allowed = promise
-    if allowed > worker.least_step:
+    if allowed > least_seconds:
         # The batch is what can be chosen: a margin on the whole step would leave none where the promise is tight.
-        allowed = worker.least_step + room * margin.allowed_seconds(allowed - worker.least_step)
+        allowed = least_seconds + room * margin.allowed_seconds(allowed - least_seconds)
     if there.step_seconds <= allowed:
         return None
     return Over(Reason.TPOT_UNREACHABLE, _until(found, there.step_seconds, there.own_step_seconds, allowed), promise)
@@ -62,14 +64,14 @@ def over_memory(incoming: Incoming, found: Route) -> Over | None:
 
     A prompt that finds no room waits for it, which is in its TTFT.
     """
-    capacity = found.decode.kv_capacity
+    capacity = found.decode.engine.kv_capacity
     return _over_kv(incoming, found, max(capacity, found.hand_over.context_tokens) + TUNING.overflow * capacity)
 
 
 def _over_kv(incoming: Incoming, found: Route, allowed: float) -> Over | None:
     """KV cache of the decode worker, of which requests may take `allowed` tokens."""
     used = found.hand_over.kv_tokens
-    if found.decode.kv_capacity <= 0 or used <= allowed:
+    if found.decode.engine.kv_capacity <= 0 or used <= allowed:
         return None
     own = incoming.prompt_tokens + incoming.output_tokens
     return Over(Reason.KV_EXHAUSTED, _until(found, used, own, allowed))
@@ -92,10 +94,9 @@ def over_threshold(
         share = min((queued + incoming.prompt_tokens - queue) / queued, 1.0)
         wait_seconds = min(share + 1 - ROUTING.estimate_share, 1.0) * found.wait_seconds
         over.append(Over(Reason.QUEUE_FULL, _until_shorter(found, wait_seconds)))
-    batch = decode.running + decode.pending + decode.foreign_running + 1
-    if batch > rooms[1] * limits.batch * decode.max_batch:
+    if decode.answers.requests + 1 > rooms[1] * limits.batch * decode.engine.max_batch:
         over.append(Over(Reason.QUEUE_FULL, found.hand_over.life_seconds))
-    kv = _over_kv(incoming, found, rooms[1] * limits.kv_usage * decode.kv_capacity)
+    kv = _over_kv(incoming, found, rooms[1] * limits.kv_usage * decode.engine.kv_capacity)
     if kv is not None:
         over.append(kv)
     return over
@@ -109,27 +110,28 @@ def over_idle(incoming: Incoming, found: Route, view: ClusterView, margin: Margi
     A prompt that comes next waits for one step of batch prompts at most: it overtakes those that have not begun.
     """
     worker, there = found.decode, found.hand_over
+    engine, answers = worker.engine, worker.answers
     share = ROUTING.estimate_share
     spare = 1 - share
     prompts = found.prefill.prompts
     new_tokens = max(incoming.prompt_tokens - found.cached_tokens, 1.0)
     # A worker that hardly has any prompts may take a long one: it is ended when another prompt comes.
-    alone = not prompts.legs and not prompts.foreign_seconds and prompts.prefill_share(now_seconds) < spare
+    alone = not prompts.busy and prompts.prefill_share(now_seconds) < spare
     step_fits = alone or (
         prompts.batch_fits(new_tokens, found.work_seconds / new_tokens, spare * view.ttft_seconds)
         and _another_is_free(found, view)
     )
     if not found.known or not step_fits:
         return Over(Reason.NOTHING_IDLE, max(found.wait_seconds, there.step_seconds))
-    others = worker.running + worker.pending + worker.foreign_running
-    room_seconds = margin.allowed_seconds(max(view.tpot_seconds - worker.least_step, 0.0))
+    others = answers.requests
+    room_seconds = margin.allowed_seconds(max(view.tpot_seconds - engine.least_step, 0.0))
     between = 1 - min(worker.prompts.batch_share(now_seconds), share)
     fits = (
-        there.step_seconds / between <= worker.least_step + share * room_seconds
-        and others + 1 <= share * worker.max_batch
-        and (worker.kv_capacity <= 0 or there.kv_tokens <= share * worker.kv_capacity)
+        there.step_seconds / between <= engine.least_step + share * room_seconds
+        and others + 1 <= share * engine.max_batch
+        and (engine.kv_capacity <= 0 or there.kv_tokens <= share * engine.kv_capacity)
     )
-    if fits and found.whole and worker.running:
+    if fits and found.whole and answers.running:
         fits = not worker.prompts.legs and harmed(worker, found.work_seconds, view.tpot_seconds) < spare**2
     # One of those that decode ends on average after that time.
     return None if fits else Over(Reason.NOTHING_IDLE, there.life_seconds / max(others, 1.0))
@@ -139,9 +141,7 @@ def _another_is_free(found: Route, view: ClusterView) -> bool:
     """Report whether a prompt that comes next finds another worker of that role without prompts."""
     own = found.prefill
     return any(
-        worker.role is own.role
-        and worker.revision == own.revision
-        and not (worker.prompts.legs or worker.prompts.foreign_seconds)
+        worker.role is own.role and worker.revision == own.revision and not worker.prompts.busy
         for worker in view.workers.by_index.values()
         if worker is not own
     )
@@ -154,12 +154,12 @@ def _until_shorter(found: Route, seconds: float) -> float:
 
 def _until(found: Route, total: float, own: float, allowed: float) -> float:
     """Time until `total` has sunk below `allowed`; all but the part `own` fades exponentially, to what keeps coming."""
-    there, worker = found.hand_over, found.decode
-    others = worker.running + worker.pending + worker.foreign_running
+    there, answers = found.hand_over, found.decode.answers
+    others = answers.requests
     if allowed <= own or total <= own or not others:
         return _until_idle(found)
     aim = ROUTING.estimate_share * (allowed - own)  # other requests come back then, too
-    coming = min((worker.join_rate * there.life_seconds + worker.foreign_running) / others, 1.0) * (total - own)
+    coming = min((answers.join_rate * there.life_seconds + answers.foreign_running) / others, 1.0) * (total - own)
     if aim <= coming:
         return _until_idle(found)
     return min(there.life_seconds * log((total - own - coming) / (aim - coming)), _until_idle(found))

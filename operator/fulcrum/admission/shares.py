@@ -67,7 +67,7 @@ class ClassShares:
         self._fade(now_seconds)
         demand = self._demands[incoming.qos]
         life_seconds = found.hand_over.step_seconds * incoming.output_tokens
-        share = found.decode.step_share_of(incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
+        share = found.decode.engine.step_share_of(incoming.prompt_tokens, incoming.output_tokens, view.tpot_seconds)
         demand.asked_at = now_seconds
         demand.requests += 1
         demand.prefill += found.work_seconds

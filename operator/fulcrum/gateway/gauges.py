@@ -67,7 +67,7 @@ def gauges(gateway: Scraped) -> Iterator[Metric]:
         "worker_rank_in_flight", "Legs under way on each rank of workers with data parallelism.", ("worker", "rank"),
         of_ranks,
     )  # fmt: skip
-    known = float(sum(worker.ranks[0].state.known for worker in workers))
+    known = float(sum(worker.ranks[0].state.engine.known for worker in workers))
     yield gauge("workers_speed_known", "Usable workers whose speed is known.", (), [((), known)])
     yield from _admission(gateway.admission)
     epochs = [((worker.name,), float(worker.record.role_epoch)) for worker in workers]

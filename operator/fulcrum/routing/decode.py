@@ -33,13 +33,13 @@ def pick_decode(search: Search, prefill: Prefill, pools: Sequence[PoolGroup]) ->
             near = left(FILTERS, search, pool, pool.by_node[source.node], source)
             if near:
                 neighbour = min(near, key=by_decode)
-                if TUNING.equally_full(neighbour.decode_load, worker.decode_load):
+                if TUNING.equally_full(neighbour.answers.load, worker.answers.load):
                     worker = neighbour
         found.append(search.two_legs(prefill, worker))
         holding = holders(FILTERS, search, pool, source)
         if holding:
             # What it holds need not be moved.
             holder = min(holding, key=by_decode)
-            if holder is not worker and TUNING.equally_full(holder.decode_load, worker.decode_load):
+            if holder is not worker and TUNING.equally_full(holder.answers.load, worker.answers.load):
                 found.append(search.two_legs(prefill, holder))
     return best_path(search, found)

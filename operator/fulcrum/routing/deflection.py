@@ -24,12 +24,12 @@ def deflected(search: Search, revision: RevisionGroup, pair: Route) -> Route | N
     """
     late = pair.ttft_seconds > search.ttft_seconds
     worker = emptiest_holder(search, revision.decode)
-    if worker is None or (late and TUNING.clearly_fuller(worker.decode_load, pair.decode.decode_load)):
+    if worker is None or (late and TUNING.clearly_fuller(worker.answers.load, pair.decode.answers.load)):
         worker = pair.decode if late else None
     if worker is None:
         return None
     path = search.one_leg(search.prefill_on(worker))
-    tpot_seconds = min(search.view.tpot_seconds, worker.tight_tpot_seconds)
+    tpot_seconds = min(search.view.tpot_seconds, worker.answers.tight_tpot_seconds)
     if path.ttft_seconds > min(pair.ttft_seconds, search.ttft_seconds):
         return None
     if path.hand_over.step_seconds > TUNING.estimate_share * tpot_seconds:
@@ -44,12 +44,12 @@ def harmed(worker: WorkerView, stall_seconds: float, tpot_seconds: float) -> flo
     TPOT is an average: a long answer hardly feels a stall, one that ends after a few more tokens misses its promise.
     How long answers are is not known beforehand, so what is left of them is taken for exponential.
     """
-    running, pending = worker.running, worker.pending
-    many = running + pending + worker.foreign_running + worker.join_rate * stall_seconds
-    left_tokens = 1.0
-    if running + pending:
-        left_tokens = max((running * worker.left_tokens + worker.pending_output) / (running + pending), 1.0)
-    gain_seconds = tpot_seconds - worker.step_seconds()
+    answers = worker.answers
+    many = answers.requests + answers.join_rate * stall_seconds
+    left_tokens, own = 1.0, answers.running + answers.pending
+    if own:
+        left_tokens = max((answers.running * answers.left_tokens + answers.pending_output) / own, 1.0)
+    gain_seconds = tpot_seconds - answers.step_seconds()
     return many * (1 - exp(-stall_seconds / (gain_seconds * left_tokens))) if gain_seconds > 0 else many
 
 

@@ -28,7 +28,7 @@ by_decode: Final[DecodeOrder] = attrgetter("decode_key")
 
 def by_idle_decode(worker: WorkerView) -> tuple[float, ...]:
     """The same for a batch request, for which no other one makes way."""
-    return (worker.decode_load,)
+    return (worker.answers.load,)
 
 
 def decode_order(search: Search) -> DecodeOrder:

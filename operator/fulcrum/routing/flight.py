@@ -14,7 +14,7 @@ ENDED: Final = "ended"
 
 
 class Flight:
-    """A started request. Made by `ClusterView.start`, moved on by its other methods; read-only for all others."""
+    """A started request. Made by `ClusterView.start`, moved on by its other methods; all else only reads it."""
 
     def __init__(self, incoming: Incoming, route: Route, now_seconds: float, *, batch: bool = False) -> None:
         self.prefix = incoming.prefix
@@ -46,5 +46,16 @@ class Flight:
 
     def made_tokens(self, now_seconds: float) -> float:
         """Return how many tokens of its answer are made by now, by the predicted steps of its decode worker."""
-        self.decode.advance(now_seconds)
-        return self.decode.steps - self.load.joined_steps
+        answers = self.decode.answers
+        answers.advance(now_seconds)
+        return answers.steps - self.load.joined_steps
+
+    def served(self, *, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
+        """It was served; outliers are found by a sample of all. Leave out what is not known."""
+        if ttft_seconds is not None:
+            # Its wait at the gateway was not the worker's, and a step more or less makes no outlier.
+            own_seconds = max(ttft_seconds - self.waited_seconds, 0.0)
+            step_seconds = self.prefill.engine.least_step
+            self.prefill.health.record.learn(own_seconds + step_seconds, self.route.ttft_seconds + step_seconds)
+        if tpot_seconds is not None:
+            self.decode.health.record.learn(tpot_seconds, self.route.tpot_seconds)

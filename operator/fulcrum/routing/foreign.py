@@ -21,11 +21,12 @@ def take_report(
     `mean_prompt_tokens` and `cv2`: mean and squared coefficient of variation of the prompts that were started here. All
     prompts are taken to vary as much, as an engine only counts tokens.
     """
+    answers, engine = worker.answers, worker.engine
     if load.work is not None:
         worker.usual_prompt.learn(load.work)
     prompt_tokens, new_tokens = worker.usual_prompt.tokens(mean_prompt_tokens)
     # Attention grows with the square of each length: more than that of the mean, less than that of the sum.
-    prompt_seconds = worker.work_seconds(prompt_tokens, prompt_tokens - new_tokens, cv2)
+    prompt_seconds = engine.work_seconds(prompt_tokens, prompt_tokens - new_tokens, cv2)
     if load.work is not None and load.work.computed_tokens is not None:
         worker.prompts.set_computed(now_seconds, load.work.computed_tokens, prompt_seconds / new_tokens)
     if load.running is None or load.waiting is None:
@@ -36,7 +37,7 @@ def take_report(
         decoding = float(beyond)
     elif worker.role is Role.MIXED:
         # What waits has not been prefilled, whichever gateway sent it.
-        decoding = float(min(beyond, max(load.running - worker.running, 0)))
+        decoding = float(min(beyond, max(load.running - answers.running, 0)))
     prompts = beyond - decoding
     if worker.role is Role.PREFILL:
         # Those in the step under way are half done on average.
@@ -46,14 +47,14 @@ def take_report(
     tokens = prompts * prompt_tokens
     if load.queued_prompt_tokens and worker.role is not Role.DECODE:
         tokens = max(load.queued_prompt_tokens - worker.prompts.queued_tokens, 0.0)
-    mean = worker.context_tokens / worker.running if worker.running else prompt_tokens
+    mean = answers.context_tokens / answers.running if answers.running else prompt_tokens
     context = decoding * mean
-    if decoding and load.kv_usage is not None and worker.kv_capacity:
-        context = max(load.kv_usage * worker.kv_capacity - worker.context_tokens, 0.0)
+    if decoding and load.kv_usage is not None and engine.kv_capacity:
+        context = max(load.kv_usage * engine.kv_capacity - answers.context_tokens, 0.0)
     worker.set_foreign(
         now_seconds,
         prefill_seconds=tokens / prompt_tokens * prompt_seconds,
         running=decoding,
         context_tokens=context,
-        share=decoding * worker.share_of(context / decoding, 0.0, tpot_seconds) if decoding else 0.0,
+        share=decoding * engine.share_of(context / decoding, 0.0, tpot_seconds) if decoding else 0.0,
     )

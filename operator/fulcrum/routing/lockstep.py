@@ -35,7 +35,7 @@ class Lockstep:
     @property
     def idle(self) -> bool:
         """No rank has prompts."""
-        return not any(queue.legs or queue.foreign_seconds for queue in self._queues)
+        return not any(queue.busy for queue in self._queues)
 
     def turn_at(self, queue: PrefillQueue) -> float:
         """Time at which a further prompt has its turn on a rank, as of the last look; 0: at once."""

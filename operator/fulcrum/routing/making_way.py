@@ -32,16 +32,16 @@ class BatchInTheWay:
     def without(self, answers: Sequence[Flight] = ()) -> Route:
         """Return the path as it is predicted without `prompts` and these."""
         found = self._found
-        search, worker = Search(self._incoming, self._view, self._now_seconds), found.decode
-        worker.advance(self._now_seconds)
-        decoding = worker.decoding()
+        search, there = Search(self._incoming, self._view, self._now_seconds), found.decode.answers
+        there.advance(self._now_seconds)
+        decoding = there.decoding()
         for flight in answers:
-            worker.set_aside(flight.load, joined=flight.phase == DECODING)
+            there.set_aside(flight.load, joined=flight.phase == DECODING)
         prefill = search.prefill_on(found.prefill)
         if self.prompts:
             prefill = _sooner(prefill, self.prompts)
-        path = search.one_leg(prefill) if found.whole else search.two_legs(prefill, worker)
-        worker.put_back(decoding)
+        path = search.one_leg(prefill) if found.whole else search.two_legs(prefill, found.decode)
+        there.put_back(decoding)
         return path
 
     def fewest(
@@ -69,15 +69,15 @@ class BatchInTheWay:
         prefill, decode = self._found.prefill, self._found.decode
         if prefill.foreign or decode.foreign or not all(leg.batch for leg in prefill.prompts.legs):
             return False
-        if decode is not prefill and prefill.running + prefill.pending:
+        if decode is not prefill and prefill.answers.running + prefill.answers.pending:
             return False
         there = sum(flight.decode is decode for flight in self._view.batch)
-        return decode.running + decode.pending == there
+        return decode.answers.running + decode.answers.pending == there
 
 
 def _sooner(prefill: Prefill, prompts: Sequence[Flight]) -> Prefill:
     """The chunk under way of these is computed to its end, and no other one."""
-    chunk_tokens = prefill.prefill.chunk_tokens
+    chunk_tokens = prefill.prefill.engine.chunk_tokens
     saved = sum(each.load.work_seconds * (1 - chunk_tokens / each.load.new_tokens) for each in prompts)
     return msgspec.structs.replace(
         prefill,

@@ -7,7 +7,7 @@ from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
-from fulcrum.capacity.speed import WorkerSpeed
+from fulcrum.routing.engine_speed import UNKNOWN, EngineSpeed
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
@@ -42,7 +42,7 @@ class Pools:
     def __init__(self, class_names: Sequence[str]) -> None:
         self.class_names = class_names
         self.admits: Mapping[str, PoolAdmits] = {}
-        self.speeds: dict[str, WorkerSpeed] = {}
+        self.engines: dict[str, EngineSpeed] = {}
         self._names: frozenset[str] = frozenset()
 
     def set(self, admits: Mapping[str, PoolAdmits | None]) -> None:
@@ -53,8 +53,7 @@ class Pools:
     def any_takes(self, also: Iterable[str], prompt_tokens: float, qos: int) -> bool:
         """Whether any pool, those in `also` included, takes such a request once it has a worker."""
         for pool in self._names.union(also):
-            speed = self.speeds.get(pool)
-            capacity = float(speed.kv_capacity_tokens) if speed is not None else 0.0
+            capacity = self.engines.get(pool, UNKNOWN).kv_capacity
             if PoolRule(self.admits.get(pool), capacity, self.class_names).takes(prompt_tokens, qos):
                 return True
         return False
@@ -64,7 +63,7 @@ class PoolGroup(PoolRule):
     """Workers of one pool in one role."""
 
     def __init__(self, pool: str, workers: list[WorkerView], admits: PoolAdmits | None, names: Sequence[str]) -> None:
-        super().__init__(admits, max(worker.kv_capacity for worker in workers), names)
+        super().__init__(admits, max(worker.engine.kv_capacity for worker in workers), names)
         self.pool = pool
         self.workers = workers
         self.members = frozenset(workers)

@@ -52,6 +52,11 @@ class PrefillQueue:
 
     # What can be asked.
 
+    @property
+    def busy(self) -> bool:
+        """It has prompts, own or foreign."""
+        return bool(self.legs or self.foreign_seconds)
+
     def backlog_seconds(self, now_seconds: float, overtaken_seconds: float = 0.0) -> float:
         """Time until a prompt that is queued now gets its turn.
 
@@ -72,7 +77,7 @@ class PrefillQueue:
     def step_left_seconds(self, now_seconds: float) -> float:
         """Time that is left of its step with prompts that is under way."""
         credit = now_seconds - self.anchor
-        if credit < 0 or not (self.legs or self.foreign_seconds):
+        if credit < 0 or not self.busy:
             return 0.0
         begun = self._begun_seconds()
         return begun - credit if credit <= begun else (credit - begun) / 2  # as in `backlog_seconds`

@@ -43,24 +43,24 @@ def restoring(
     The worker holds `held_tokens` of the prompt, `device_tokens` of them on its device; the KV pool `pooled_tokens`.
     The prefill is to take `within_seconds`.
     """
-    prompt, present = prompt_tokens, device_tokens
+    prompt, present, engine = prompt_tokens, device_tokens, worker.engine
     link, matched = tiers.host_link, held_tokens
     if tiers.pool_link is not None and pooled_tokens > held_tokens:
         link, matched = tiers.pool_link, pooled_tokens
     if matched - present < 1.0 or prompt < matched + 1.0:
-        return Restoring(present, 0.0, 0.0, worker.work_seconds(prompt, present))
+        return Restoring(present, 0.0, 0.0, engine.work_seconds(prompt, present))
     way = restore(
         present_tokens=int(present),
         matched_tokens=int(matched),
         prompt_tokens=int(prompt),
-        speed=worker.speed.coefficients,
+        speed=engine.speed.coefficients,
         link=link,
         waits=Waits(compute_seconds=wait_seconds),
         within_seconds=within_seconds,
         front=tiers.front,
     )
     if not way.load_tokens:
-        return Restoring(present, 0.0, 0.0, worker.work_seconds(prompt, present))
-    front = worker.work_seconds(present + way.recompute_tokens, present)
-    work = front + worker.work_seconds(prompt, matched)
+        return Restoring(present, 0.0, 0.0, engine.work_seconds(prompt, present))
+    front = engine.work_seconds(present + way.recompute_tokens, present)
+    work = front + engine.work_seconds(prompt, matched)
     return Restoring(matched - way.recompute_tokens, float(way.load_tokens), way.predicted_seconds, work)

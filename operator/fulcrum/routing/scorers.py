@@ -36,7 +36,7 @@ def missed_promises(search: Search, path: Route) -> float:
 
 def overfull_memory(search: Search, path: Route) -> float:
     """Answers that outgrow the KV cache are computed twice: as bad as a TTFT that is late by the same part."""
-    capacity = path.decode.kv_capacity
+    capacity = path.decode.engine.kv_capacity
     used = path.hand_over.kv_tokens
     return TUNING.miss_weight * search.ttft_seconds * (used / capacity - 1) if 0 < capacity < used else 0.0
 

@@ -50,7 +50,7 @@ class Search:
         """The prefill on `worker`."""
         prompt_tokens = self.incoming.prompt_tokens
         wait, begun, overtaken_tokens = 0.0, 0.0, 0.0
-        if worker.prompts.legs or worker.prompts.foreign_seconds:
+        if worker.prompts.busy:
             overtaken = 0.0
             lower = worker.prompts.lower_seconds(self.rank)
             if lower > 0:
@@ -61,13 +61,12 @@ class Search:
             wait = worker.prompts.backlog_seconds(self.now_seconds, overtaken)
         if worker.tiers is None or not self.incoming.prefix:
             cached, loaded, loaded_at = self.cached_tokens(worker), 0.0, 0.0
-            work = worker.work_seconds(prompt_tokens, cached)
+            work = worker.engine.work_seconds(prompt_tokens, cached)
         else:
             way = self._restoring(worker, worker.tiers, wait)
             cached, loaded, loaded_at, work = way.cached_tokens, way.loaded_tokens, way.loaded_seconds, way.work_seconds
-        own = worker.prefill_a + work - worker.prompts.spared_seconds(prompt_tokens - cached, overtaken_tokens)
-        if worker.running or worker.foreign_running:
-            wait += chunk_seconds(worker, prompt_tokens - cached)
+        own = worker.engine.prefill_a + work - worker.prompts.spared_seconds(prompt_tokens - cached, overtaken_tokens)
+        wait += chunk_seconds(worker, prompt_tokens - cached)
         own += max(loaded_at - wait - own, 0.0)
         if worker.lockstep is not None:
             # Its step begins and ends with those of the other ranks.
@@ -99,7 +98,7 @@ class Search:
         delay = prefill.wait_seconds + prefill.own_seconds + transfer
         there = self._joins(decode, delay)
         ttft = delay + there.slot_seconds + there.step_seconds
-        if decode.running:
+        if decode.answers.running:
             # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
             ttft += 0.5 * there.step_seconds + max(there.step_seconds - transfer, 0.0)
         if decode.prompts.legs:
@@ -154,5 +153,5 @@ def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: Han
         decode,
         ttft_seconds,
         there,
-        prefill.prefill.known and decode.known,
+        prefill.prefill.engine.known and decode.engine.known,
     )

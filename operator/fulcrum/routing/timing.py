@@ -67,8 +67,8 @@ class StepTimes:
 
     def _keep(self, worker: WorkerView, step: list[RequestLoad], seconds: float) -> None:
         tokens = sum(leg.new_tokens for leg in step)
-        steps = ceil(tokens / worker.chunk_tokens)
-        if len(step) > worker.max_batch or (steps > 1 and len(step) > 1):
+        steps = ceil(tokens / worker.engine.chunk_tokens)
+        if len(step) > worker.engine.max_batch or (steps > 1 and len(step) > 1):
             return  # more than one step takes: the first answer came before the last prompt was read
         squares = sum(leg.new_tokens * (leg.prompt_tokens + leg.cached_tokens) for leg in step)
         row = PrefillRow(prompts=steps, tokens=tokens, squared_tokens=squares, seconds=seconds)
@@ -83,7 +83,7 @@ def _step(worker: WorkerView) -> list[RequestLoad] | None:
 
     Ranks of data parallel end each step together, so its time says little of the prompts of one.
     """
-    if worker.foreign or worker.running or worker.lockstep is not None:
+    if worker.foreign or worker.answers.running or worker.lockstep is not None:
         return None
     step = []
     for leg in worker.prompts.legs:

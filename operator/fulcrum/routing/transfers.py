@@ -84,9 +84,10 @@ class Transfers:
         source, target, tokens = flight.prefill, flight.decode, flight.pulled_tokens
         if tokens <= 0:
             return
-        step = target.step_seconds()
+        answers, engine = target.answers, target.engine
+        step = answers.step_seconds()
         # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
-        between = 0.5 * step if target.running + target.foreign_running > 1 else 0.0
+        between = 0.5 * step if answers.running + answers.foreign_running > 1 else 0.0
         began_at = max(flight.pull_asked_at + between, source.link_at, target.link_at)
         seconds = now_seconds - step - began_at
         for worker in (source, target):
@@ -94,8 +95,8 @@ class Transfers:
             if next(iter(worker.pulls), None) is flight.load:
                 worker.link_at = max(now_seconds - step, began_at)
         self.drop(flight)
-        full = target.running > target.max_batch or target.context_tokens > target.kv_capacity > 0
-        if full or target.prompts.legs or target.prompts.foreign_seconds:
+        full = answers.running > engine.max_batch or answers.context_tokens > engine.kv_capacity > 0
+        if full or target.prompts.busy:
             return  # it also waited for a place in the batch, or for prompts
         if between and seconds <= step + between:
             if self.cost(source, target).seconds(tokens) <= step:

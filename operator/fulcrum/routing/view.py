@@ -141,14 +141,14 @@ class ClusterView:
             self.kv_routes.sent(prefill.pool, decode.pool)
         flight.step_limit_seconds = self.step_limit_seconds
         flight.busy_neighbours = self.workers.busy_neighbours(prefill)
-        load.share = decode.share_of(*tokens, self.tpot_seconds)
-        load.step_share = decode.step_share_of(*tokens, self.tpot_seconds)
+        load.share = decode.engine.share_of(*tokens, self.tpot_seconds)
+        load.step_share = decode.engine.step_share_of(*tokens, self.tpot_seconds)
         if not prefill.prompts.legs:
             self.steps.starts(prefill, now_seconds)
         self._started += 1
         self.prefilling[load] = flight
         prefill.queue(load, now_seconds)
-        decode.promise(load)
+        decode.answers.promise(load)
         prefill.take_turn(self._started)
         decode.take_turn(self._started)
         self.prefill_use[load.qos] += load.work_seconds
@@ -242,7 +242,7 @@ class ClusterView:
             self.steps.broken_off(flight.prefill, now_seconds)
             self._prefill_ended(flight, now_seconds, done=False)
         else:
-            decode.leave(flight.load, now_seconds)
+            decode.answers.leave(flight.load, now_seconds)
             del self.decoding[flight]
         flight.phase = ENDED
         if flight.load.batch:
@@ -257,4 +257,4 @@ class ClusterView:
         del self.prefilling[load]
         flight.prefill.unqueue(load, now_seconds, done=done)
         self.prefill_use[load.qos] = max(self.prefill_use[load.qos] - load.work_seconds, 0.0)
-        flight.decode.unpromise(load)
+        flight.decode.answers.unpromise(load)

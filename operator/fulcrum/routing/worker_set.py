@@ -8,14 +8,16 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits, overlap
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.kv import Tiers
-from fulcrum.routing.affinity import POOL, AffinityMemory
+from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import BreakerState
+from fulcrum.routing.engine_speed import UNKNOWN, EngineSpeed
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.health import WorkerHealth
 from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.outliers import eject_outliers
 from fulcrum.routing.pairs import Pair
 from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
+from fulcrum.routing.prefix_room import PrefixRoom
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
@@ -32,8 +34,7 @@ class WorkerSet:
         units_per_token: float,
     ) -> None:
         self._ranks = ranks
-        self._affinity = affinity
-        self._units_per_token = units_per_token
+        self._room = PrefixRoom(affinity, units_per_token)
         self.by_name: dict[str, WorkerView] = {}
         """Of a worker with ranks of data parallel, each rank is one."""
         self.of_worker: dict[str, tuple[WorkerView, ...]] = {}
@@ -56,8 +57,6 @@ class WorkerSet:
         self._by_node: dict[str, list[WorkerView]] = {}
         """Ranks on each node that has several workers; those of which no node is known are left out."""
         self._joined = 0
-        self._pool_tokens: float | None = 0.0
-        """Size of the KV pool, the largest that a worker reports; None: one that reported it has left."""
         self._in_use: list[WorkerView] = []
         self._many = False
         """More changes follow: sorting waits for the last one."""
@@ -107,61 +106,47 @@ class WorkerSet:
         Returns its ranks of data parallel in order, or it alone.
         """
         views = self.of_worker.get(name, ())
-        known = views[0] if views else None
-        if known is not None and (
-            known.pool, known.revision, known.node, known.incarnation, len(views)
-        ) != (pool, revision, node, incarnation, data_parallel):  # fmt: skip
-            self._forget(views)
-            if len(views) != data_parallel:  # else they keep their places in the order of workers
+        if views:
+            known = views[0]
+            facts = known.pool, known.revision, known.node, known.incarnation, len(views)
+            if facts != (pool, revision, node, incarnation, data_parallel):
+                self._forget(views)
+                if len(views) != data_parallel:  # else they keep their places in the order of workers
+                    for view in views:
+                        del self.by_name[view.name]
+                views = ()
+            elif known.role is role:
+                return views
+        if not views:
+            health = WorkerHealth()
+            joined = []
+            for rank in range(data_parallel):
+                self._joined += 1
+                view = WorkerView(
+                    index=self._joined,
+                    worker=name,
+                    dp_rank=rank if data_parallel > 1 else None,
+                    role=role,
+                    pool=pool,
+                    revision=revision,
+                    node=node,
+                    incarnation=incarnation,
+                    health=health,
+                    ranks=self._ranks,
+                    engine=self._pools.engines.get(pool, UNKNOWN),
+                )
+                self.by_name[view.name] = self.by_index[view.index] = view
+                self._room.keep(view)
+                joined.append(view)
+            self.of_worker[name] = views = tuple(joined)
+            if data_parallel > 1:
+                lockstep = Lockstep([view.prompts for view in views], [view.set_keys for view in views])
                 for view in views:
-                    del self.by_name[view.name]
-            known = None
-        if known is None:
-            views = self._join(
-                name,
-                role,
-                pool=pool,
-                revision=revision,
-                node=node,
-                incarnation=incarnation,
-                data_parallel=data_parallel,
-            )
-        elif known.role is role:
-            return views
+                    view.lockstep = lockstep
         for view in views:
             view.take_role(role)
         self._rebuild()
         return views
-
-    def _join(
-        self, name: str, role: Role, *, pool: str, revision: str, node: str, incarnation: str, data_parallel: int
-    ) -> tuple[WorkerView, ...]:
-        health = WorkerHealth()
-        views = []
-        for rank in range(data_parallel):
-            self._joined += 1
-            view = WorkerView(
-                index=self._joined,
-                worker=name,
-                dp_rank=rank if data_parallel > 1 else None,
-                role=role,
-                pool=pool,
-                revision=revision,
-                node=node,
-                incarnation=incarnation,
-                health=health,
-                ranks=self._ranks,
-            )
-            view.set_speed(self._pools.speeds.get(pool))
-            self.by_name[view.name] = self.by_index[view.index] = view
-            self._make_room(view)
-            views.append(view)
-        self.of_worker[name] = found = tuple(views)
-        if data_parallel > 1:
-            lockstep = Lockstep([view.prompts for view in views], [view.set_keys for view in views])
-            for view in views:
-                view.lockstep = lockstep
-        return found
 
     def remove(self, name: str) -> None:
         """A worker gets no more requests; what is under way on it finishes."""
@@ -184,31 +169,21 @@ class WorkerSet:
 
     def set_speed(self, pool: str, speed: WorkerSpeed) -> None:
         """How fast the workers of `pool` are."""
-        if self._pools.speeds.get(pool) == speed:
+        known = self._pools.engines.get(pool)
+        if known is not None and known.speed == speed:
             return
-        self._pools.speeds[pool] = speed
+        self._pools.engines[pool] = engine = EngineSpeed(speed)
         for worker in self.by_name.values():
             if worker.pool == pool:
-                worker.set_speed(speed)
-                self._make_room(worker)
+                worker.set_engine(engine)
+                self._room.keep(worker)
         self._rebuild()
 
     def set_tiers(self, name: str, tiers: Tiers | None) -> None:
         """What a worker has below its KV cache, as it reports; None: nothing, or it is not known."""
         views = self.of_worker.get(name, ())
-        if not views or views[0].tiers == tiers:
-            return
-        had_tokens, has_tokens = _pool_tokens(views[0].tiers), _pool_tokens(tiers)
-        for view in views:
-            view.tiers = tiers
-            self._make_room(view)
-        if self._pool_tokens is None or has_tokens < had_tokens:
-            self._pool_tokens = max((_pool_tokens(one.tiers) for one in self.by_name.values()), default=0.0)
-        self._pool_tokens = max(self._pool_tokens, has_tokens)
-        if self._pool_tokens:
-            self._affinity.join(POOL, 0.0, self._pool_tokens * self._units_per_token)
-        else:
-            self._affinity.leave(POOL)
+        if views and views[0].tiers != tiers:
+            self._room.set_tiers(views, tiers, self.by_name.values())
 
     def set_adapters(self, name: str, adapters: frozenset[str], broken: frozenset[str] = frozenset()) -> None:
         """LoRA adapters that a worker has loaded, and those that it cannot load."""
@@ -242,17 +217,6 @@ class WorkerSet:
         return len({other.worker for other in there if not other.idle and other.worker != own})
 
     # Health.
-
-    def served(self, flight: Flight, *, ttft_seconds: float | None, tpot_seconds: float | None) -> None:
-        """A request was served; outliers are found by a sample of all. Leave out what is not known."""
-        found = flight.route
-        if ttft_seconds is not None:
-            # Its wait at the gateway was not the worker's, and a step more or less makes no outlier.
-            own_seconds = max(ttft_seconds - flight.waited_seconds, 0.0)
-            step_seconds = flight.prefill.least_step
-            flight.prefill.health.record.learn(own_seconds + step_seconds, found.ttft_seconds + step_seconds)
-        if tpot_seconds is not None:
-            flight.decode.health.record.learn(tpot_seconds, found.tpot_seconds)
 
     def failed(self, worker: WorkerView, now_seconds: float) -> None:
         """A request failed on `worker` in a way that is the worker's fault."""
@@ -291,17 +255,10 @@ class WorkerSet:
 
     # What follows from a change.
 
-    def _make_room(self, worker: WorkerView) -> None:
-        host = worker.tiers.host_tokens if worker.tiers is not None else 0.0
-        units = self._units_per_token
-        self._affinity.join(worker.index, (worker.kv_capacity or 1e6) * units, host * units)
-
     def _forget(self, views: Iterable[WorkerView]) -> None:
         for view in views:
             self.by_index.pop(view.index, None)
-            self._affinity.leave(view.index)
-            if _pool_tokens(view.tiers):
-                self._pool_tokens = None
+            self._room.forget(view)
 
     def _rebuild(self) -> None:
         if self._many:
@@ -335,7 +292,3 @@ class WorkerSet:
                 for worker in pool.workers:
                     if all((worker.name, decode) in self.broken for decode in decodes):
                         yield worker.name
-
-
-def _pool_tokens(tiers: Tiers | None) -> float:
-    return 0.0 if tiers is None else tiers.pool_tokens

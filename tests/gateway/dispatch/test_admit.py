@@ -75,7 +75,7 @@ async def slow_worker(make_site: MakeSite, make_agent: MakeAgent, admission: Adm
     behave = more.pop("behave", hang)
     engine = Engine("m", Role.MIXED, behave=behave, facts={"pool": "x", "agent_port": agent.port})
     site = await make_site(engine, slo_seconds=(25.0, 0.5), config={"admission": admission, **more})
-    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.known)
+    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.engine.known)
     return site
 
 
@@ -201,7 +201,7 @@ def save_up(site: Site) -> None:
     """Let in long prompts elsewhere: a part of their time is there for those that have to wait."""
     admission = site.gateway.admission
     elsewhere = admission.core.new_view()
-    elsewhere.workers.set_speed("x", site.gateway.registry.workers[0].ranks[0].state.speed)
+    elsewhere.workers.set_speed("x", site.gateway.registry.workers[0].ranks[0].state.engine.speed)
     elsewhere.workers.put("idle", Role.MIXED, pool="x")
     for _ in range(100):
         incoming = admission.core.incoming(prompt_tokens=2000, max_tokens=1)
@@ -242,7 +242,7 @@ async def test_an_agent_that_does_not_answer_is_asked_again(make_site: MakeSite,
     await eventually(lambda: site.gateway.metrics.load_reports["unanswered"] > 0)
     assert (await site.post(BODY)).status == 200
     await agent.start()
-    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.known)
+    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.engine.known)
     assert agent.asked[0].startswith(b"GET /load HTTP/1.1\r\nhost: 127.0.0.1")
     assert await site.metric("fulcrum_gateway_workers_speed_known") == 1
 

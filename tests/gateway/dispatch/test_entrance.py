@@ -59,7 +59,7 @@ async def busy_site(
     queue = AdmissionQueue(max_wait=max_wait, max_requests=max_requests)
     admission = Admission(policy=AdmissionPolicy.THRESHOLD, queue=queue, classes=more.pop("classes", ()))
     site = await make_site(engine, config={"admission": admission, **more.pop("config", {})}, **more)
-    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.known)
+    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.engine.known)
     first = await site.connect()
     first.post(BODY, headers=headers)
     await eventually(lambda: len(engine.seen) == 1)

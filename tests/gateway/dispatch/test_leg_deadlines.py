@@ -37,7 +37,7 @@ async def known_site(make_site: MakeSite, agent: Agent, *engines: Engine, **conf
     for engine in engines:
         engine.facts |= {"agent_port": agent.port, "pool": "x"}
     site = await make_site(*engines, slo_seconds=(PROMISE_SECONDS, 1.0), config=config)
-    await eventually(lambda: all(worker.ranks[0].state.known for worker in site.gateway.registry.workers))
+    await eventually(lambda: all(worker.ranks[0].state.engine.known for worker in site.gateway.registry.workers))
     return site
 
 
@@ -119,7 +119,7 @@ async def test_prompts_that_take_longer_than_thought_are_not_given_up_for_ever(
         engine.behave = slowly
         engine.facts |= {"agent_port": agent.port, "pool": "x"}
     site = await make_site(*engines, slo_seconds=(1.2, 1.0))
-    await eventually(lambda: all(worker.ranks[0].state.known for worker in site.gateway.registry.workers))
+    await eventually(lambda: all(worker.ranks[0].state.engine.known for worker in site.gateway.registry.workers))
     async with asyncio.timeout(deadline_seconds(60)):
         while not await site.metric('fulcrum_gateway_legs_total{leg="prefill",outcome="answered"}'):
             assert (await site.post(WHOLE)).status == 200
@@ -132,9 +132,9 @@ async def test_an_answer_that_is_all_there_before_its_first_token_was_expected_t
     site = await known_site(make_site, agent, Model("m", Role.MIXED))
     worker = site.gateway.registry.workers[0].ranks[0].state
     prompt = {**WHOLE, "prompt": "x" * 800}
-    thought_seconds = worker.prefill_b
+    thought_seconds = worker.engine.speed.coefficients.prefill_b
     async with asyncio.timeout(deadline_seconds(60)):
-        while worker.prefill_b > 0.7 * thought_seconds:
+        while worker.engine.speed.coefficients.prefill_b > 0.7 * thought_seconds:
             assert (await site.post(prompt)).status == 200
 
 

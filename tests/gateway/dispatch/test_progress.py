@@ -49,7 +49,7 @@ async def site_of(make_site: MakeSite, agent: Agent, *engines: Engine) -> Site:
     for engine in engines:
         engine.facts |= {"agent_port": agent.port, "pool": "x"}
     site = await make_site(*engines, slo_seconds=(PROMISE_SECONDS, 1.0))
-    await eventually(lambda: all(worker.ranks[0].state.known for worker in site.gateway.registry.workers))
+    await eventually(lambda: all(worker.ranks[0].state.engine.known for worker in site.gateway.registry.workers))
     return site
 
 

@@ -27,7 +27,7 @@ async def test_a_request_that_is_turned_away_says_why(collector: Collector, make
     engine = Engine("w", Role.MIXED, behave=hang, facts={"pool": "x", "agent_port": agent.port})
     admission = Admission(policy=AdmissionPolicy.THRESHOLD)
     site = await make_site(engine, config={**traced(collector), "admission": admission})
-    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.known)
+    await eventually(lambda: site.gateway.registry.workers[0].ranks[0].state.engine.known)
     (await site.connect()).post(BODY)
     await eventually(lambda: len(engine.seen) == 1)
     assert (await site.post(BODY)).status == 429

@@ -98,9 +98,9 @@ async def test_speed_and_room_are_those_of_a_rank(make_site: MakeSite, agent: Ag
     said = report(kv_capacity_tokens=800_000, max_batch=64, max_batched_tokens=8192, ranks=tuple(map(of, range(8))))
     agent.body = msgspec.json.encode(said)
     site = await make_site(Engine("m", Role.MIXED, facts={"agent_port": agent.port, "data_parallel": 8, "pool": "x"}))
-    await eventually(lambda: all(rank.state.known for rank in site.gateway.registry.ranks))
+    await eventually(lambda: all(rank.state.engine.known for rank in site.gateway.registry.ranks))
     for rank in site.gateway.registry.ranks:
-        speed = rank.state.speed
+        speed = rank.state.engine.speed
         assert speed.coefficients == SLOW
         assert (speed.kv_capacity_tokens, speed.max_batch, speed.max_batched_tokens) == (100_000, 64, 8192)
 

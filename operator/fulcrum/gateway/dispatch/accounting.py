@@ -177,7 +177,7 @@ class Accounts:
                 flight, ttft_seconds=first_seconds, tpot_seconds=pace_seconds, output_tokens=output_tokens
             )
             if self._count % _LEARN_EVERY == 0:
-                self._admission.cluster.workers.served(flight, ttft_seconds=first_seconds, tpot_seconds=pace_seconds)
+                flight.served(ttft_seconds=first_seconds, tpot_seconds=pace_seconds)
 
     def _judge(
         self, exchange: Exchange, counts: ClassMetrics, ttft_seconds: float | None, tpot_seconds: float | None

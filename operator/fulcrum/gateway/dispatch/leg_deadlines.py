@@ -108,8 +108,8 @@ def late_seconds(predicted_seconds: float) -> float:
 
 def step_seconds(worker: WorkerView) -> float:
     """Return the predicted seconds of the longest step: its budget full of one prompt, beside all that decodes now."""
-    budget = worker.speed.max_batched_tokens
-    return worker.speed.prefill_seconds(budget, budget**2) + worker.step_seconds()
+    budget = worker.engine.speed.max_batched_tokens
+    return worker.engine.speed.prefill_seconds(budget, budget**2) + worker.answers.step_seconds()
 
 
 def between_pieces_seconds(flight: Flight, event_tokens: int = 1) -> float:

@@ -83,7 +83,7 @@ class KnownWorker:
     @property
     def awaited(self) -> bool:
         """Legs are under way on it, or will be: their requests are in prefill elsewhere."""
-        return self.in_flight > 0 or any(rank.state.pending > 0 for rank in self.ranks)
+        return self.in_flight > 0 or any(rank.state.answers.pending > 0 for rank in self.ranks)
 
     @property
     def suspect(self) -> bool:
