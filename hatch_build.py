@@ -31,7 +31,7 @@ PACKAGES = (
 time of a request, or of a streamed chunk: 5 % is what it should save."""
 PLAIN = {
     "defines values; msgspec, dataclasses and enums make classes in ways of their own": (
-        "routing/pairs", "routing/path", "routing/restoring", "routing/sent", "routing/tuning",
+        "routing/pairs", "routing/path", "routing/sent", "routing/tuning",
         "admission/outcome", "admission/tuning", "front/conversation", "gateway/front/asked", "gateway/front/settings",
         "gateway/http/places", "gateway/http/upstream_answer",
         "gateway/api_formats/inference_request", "gateway/api_formats/media", "gateway/api_formats/media_blocks",

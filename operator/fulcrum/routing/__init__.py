@@ -8,18 +8,18 @@ costs there in seconds (`prefill.SCORERS`; of paths `scorers.PATH`), as `search`
 
 from fulcrum.routing.affinity import AffinityMemory
 from fulcrum.routing.breaker import Breaker, BreakerState
-from fulcrum.routing.deflection import harmed
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.making_way import BatchInTheWay
 from fulcrum.routing.pairs import Pair, PairHealth
 from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
 from fulcrum.routing.prefixes import BYTE_ENDS, prefix_keys, token_ends
 from fulcrum.routing.request_load import RequestLoad
-from fulcrum.routing.restoring import prefill_left_seconds
 from fulcrum.routing.route import decode_elsewhere, route
+from fulcrum.routing.search import prefill_left_seconds
 from fulcrum.routing.sent import SentBatch
 from fulcrum.routing.sharing import learn_batch, take_batch
 from fulcrum.routing.view import ClusterView
+from fulcrum.routing.whole import harmed
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [

@@ -16,7 +16,7 @@ ENDED: Final = "ended"
 class Flight:
     """A started request. Made by `ClusterView.start`, moved on by its other methods; all else only reads it."""
 
-    def __init__(self, incoming: Incoming, route: Route, now_seconds: float, *, batch: bool = False) -> None:
+    def __init__(self, incoming: Incoming, route: Route, now_seconds: float, *, batch: bool) -> None:
         self.prefix = incoming.prefix
         self.route = route
         self.prefill: WorkerView = route.prefill

@@ -41,18 +41,13 @@ class Pools:
 
     def __init__(self, class_names: Sequence[str]) -> None:
         self.class_names = class_names
-        self.admits: Mapping[str, PoolAdmits] = {}
+        self.admits: Mapping[str, PoolAdmits | None] = {}
+        """Which requests each pool takes; one that is not named, or None, takes every one."""
         self.engines: dict[str, EngineSpeed] = {}
-        self._names: frozenset[str] = frozenset()
-
-    def set(self, admits: Mapping[str, PoolAdmits | None]) -> None:
-        """All pools, and which requests each takes; one that is not named, or None, takes every one."""
-        self._names = frozenset(admits)
-        self.admits = {pool: rule for pool, rule in admits.items() if rule is not None}
 
     def any_takes(self, also: Iterable[str], prompt_tokens: float, qos: int) -> bool:
         """Whether any pool, those in `also` included, takes such a request once it has a worker."""
-        for pool in self._names.union(also):
+        for pool in {*self.admits, *also}:
             capacity = self.engines.get(pool, UNKNOWN).kv_capacity
             if PoolRule(self.admits.get(pool), capacity, self.class_names).takes(prompt_tokens, qos):
                 return True
@@ -85,7 +80,7 @@ class RevisionGroup:
 
 
 def by_revision(
-    workers: Iterable[WorkerView], admits: Mapping[str, PoolAdmits], class_names: Sequence[str]
+    workers: Iterable[WorkerView], admits: Mapping[str, PoolAdmits | None], class_names: Sequence[str]
 ) -> tuple[RevisionGroup, ...]:
     """Sort the `workers` that are in a role."""
     found: dict[str, dict[Role, dict[str, list[WorkerView]]]] = {}

@@ -18,7 +18,7 @@ class RequestLoad:
         ttft_seconds: float,
         tight_tpot_seconds: float,
         started_at: float,
-        batch: bool = False,
+        batch: bool,
     ) -> None:
         self.qos = qos
         self.batch = batch

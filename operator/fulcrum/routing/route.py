@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fulcrum.routing.decode import pick_decode
-from fulcrum.routing.deflection import deflected, staying
 from fulcrum.routing.path import Incoming, NoPath, Prefill, Route
 from fulcrum.routing.pools import RevisionGroup
 from fulcrum.routing.prefill import FILTERS, pick_prefill
 from fulcrum.routing.scorers import best_path
 from fulcrum.routing.search import Search
 from fulcrum.routing.view import ClusterView
-from fulcrum.routing.whole import pick_whole
+from fulcrum.routing.whole import deflected, pick_whole, staying
 from fulcrum.routing.worker import WorkerView
 
 
@@ -23,7 +22,7 @@ def route(incoming: Incoming, view: ClusterView, now_seconds: float) -> Route | 
     """Best path for a request.
 
     A prefill and a decode worker of one revision; or one worker for both: a mixed one, one of the pair where two legs
-    would be late (`deflection`), or any worker when a role is empty or two legs cannot carry the request.
+    would be late (`whole`), or any worker when a role is empty or two legs cannot carry the request.
     """
     return _best(Search(incoming, view, now_seconds), _paths) or _no_path(incoming, view)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fulcrum.kv import Tiers
+from fulcrum.kv import Tiers, Waits, restore
 from fulcrum.routing.affinity import POOL
 from fulcrum.routing.latency import chunk_seconds, hand_over
 from fulcrum.routing.path import HandOver, Incoming, Prefill, Route
-from fulcrum.routing.restoring import Restoring, prefill_left_seconds, restoring
+from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.view import ClusterView
 from fulcrum.routing.worker import WorkerView
 
@@ -28,14 +28,17 @@ class Search:
         """Seconds of TTFT that a second of TPOT is worth: both promises weigh the same."""
         self.holders: list[WorkerView] = []
         """Workers with the longest known prefix of the prompt."""
-        self._held_tokens = self.pooled_tokens = 0.0
+        self._held_tokens = self._pooled_tokens = 0.0
         if incoming.prefix:
             units, indices = view.affinity.match(incoming.prefix)
             if units:
-                self._held_tokens = max(min(units / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
+                self._held_tokens = self._prefix_tokens(units)
                 self.holders = [worker for index in indices if (worker := view.workers.by_index.get(index)) is not None]
-            pooled = view.affinity.held(incoming.prefix, POOL)
-            self.pooled_tokens = max(min(pooled / incoming.units_per_token, incoming.prompt_tokens - 1), 0.0)
+            self._pooled_tokens = self._prefix_tokens(view.affinity.held(incoming.prefix, POOL))
+
+    def _prefix_tokens(self, units: int) -> float:
+        """So much of the prompt in tokens; its last one is always computed."""
+        return max(min(units / self.incoming.units_per_token, self.incoming.prompt_tokens - 1), 0.0)
 
     def cached_tokens(self, worker: WorkerView) -> float:
         """Prompt tokens that `worker` holds."""
@@ -63,8 +66,7 @@ class Search:
             cached, loaded, loaded_at = self.cached_tokens(worker), 0.0, 0.0
             work = worker.engine.work_seconds(prompt_tokens, cached)
         else:
-            way = self._restoring(worker, worker.tiers, wait)
-            cached, loaded, loaded_at, work = way.cached_tokens, way.loaded_tokens, way.loaded_seconds, way.work_seconds
+            cached, loaded, loaded_at, work = self._restored(worker, worker.tiers, wait)
         own = worker.engine.prefill_a + work - worker.prompts.spared_seconds(prompt_tokens - cached, overtaken_tokens)
         wait += chunk_seconds(worker, prompt_tokens - cached)
         own += max(loaded_at - wait - own, 0.0)
@@ -75,22 +77,38 @@ class Search:
             wait += worker.lockstep.left_seconds(self.now_seconds) - left
         return Prefill(worker, cached, wait, begun, work, own, loaded)
 
-    def _restoring(self, worker: WorkerView, tiers: Tiers, wait_seconds: float) -> Restoring:
-        incoming, held, present = self.incoming, self.cached_tokens(worker), 0.0
-        if held:
+    def _restored(self, worker: WorkerView, tiers: Tiers, wait_seconds: float) -> tuple[float, float, float, float]:
+        """How the prompt begins on a worker with tiers, by the split that the engine uses itself; its turn comes after
+        `wait_seconds`.
+
+        Returns the tokens that are not computed; those of them that are loaded; the seconds from now to the first token
+        by the split, 0 where nothing is loaded; and the seconds that computing the rest takes.
+        """
+        incoming, engine = self.incoming, worker.engine
+        prompt, matched, present = incoming.prompt_tokens, self.cached_tokens(worker), 0.0
+        if matched:
             on_device = self.view.affinity.on_device(incoming.prefix, worker.index)
-            present = min(on_device / incoming.units_per_token, held)
+            present = min(on_device / incoming.units_per_token, matched)
+        link = tiers.host_link
+        if tiers.pool_link is not None and self._pooled_tokens > matched:
+            link, matched = tiers.pool_link, self._pooled_tokens
+        if matched - present < 1.0 or prompt < matched + 1.0:
+            return present, 0.0, 0.0, engine.work_seconds(prompt, present)
         promised_seconds = min(self.view.ttft_seconds, incoming.ttft_seconds)
-        return restoring(
-            incoming.prompt_tokens,
-            worker,
-            tiers,
-            held_tokens=held,
-            device_tokens=present,
-            pooled_tokens=self.pooled_tokens,
+        way = restore(
+            present_tokens=int(present),
+            matched_tokens=int(matched),
+            prompt_tokens=int(prompt),
+            speed=engine.speed.coefficients,
+            link=link,
+            waits=Waits(compute_seconds=wait_seconds),
             within_seconds=prefill_left_seconds(promised_seconds, incoming.waited_seconds),
-            wait_seconds=wait_seconds,
+            front=tiers.front,
         )
+        if not way.load_tokens:
+            return present, 0.0, 0.0, engine.work_seconds(prompt, present)
+        work = engine.work_seconds(present + way.recompute_tokens, present) + engine.work_seconds(prompt, matched)
+        return matched - way.recompute_tokens, float(way.load_tokens), way.predicted_seconds, work
 
     def two_legs(self, prefill: Prefill, decode: WorkerView) -> Route:
         """The prefill, and the answer on another worker."""
@@ -139,6 +157,11 @@ class Search:
             work_seconds=work_seconds,
             prefilled_seconds=prefilled_seconds,
         )
+
+
+def prefill_left_seconds(ttft_seconds: float, waited_seconds: float) -> float:
+    """Return what is left for the prefill of a request that came `waited_seconds` ago: the hand-over comes after it."""
+    return max(TUNING.estimate_share * ttft_seconds - waited_seconds, 0.0)
 
 
 def _route(prefill: Prefill, decode: WorkerView, ttft_seconds: float, there: HandOver) -> Route:

@@ -32,23 +32,22 @@ class Transfers:
         if self._priors.get(pool) != cost:
             self._priors[pool] = cost
             self.learnt = {pair: found for pair, found in self.learnt.items() if pool not in pair}
-            self._costs = {pair: found.cost for pair, found in self.learnt.items()}
+            self._costs.clear()
 
     def cost(self, source: WorkerView, target: WorkerView) -> TransferCost:
         """Return what moving KV from `source` to `target` costs."""
         pair = _pair(source, target)
         found = self._costs.get(pair)
         if found is None:
-            found = self._costs[pair] = self._unlearnt(pair)
+            found = self._costs[pair] = self._look_up(*pair)
         return found
 
-    def _unlearnt(self, pair: PoolPair) -> TransferCost:
-        """Return the cost on other nodes, or of the way back, where only that is known: it is the same network."""
-        source, target, near = pair
-        for known in ((source, target, False), (target, source, near), (target, source, False)):
-            found = self.learnt.get(known)
-            if found is not None:
-                return found.cost
+    def _look_up(self, source: str, target: str, near: bool) -> TransferCost:
+        """Return the cost on other nodes, or of the way back, where only that is learnt: it is the same network."""
+        for known in ((source, target, near), (source, target, False), (target, source, near), (target, source, False)):
+            learnt = self.learnt.get(known)
+            if learnt is not None:
+                return learnt.cost
         priors = self._priors
         return priors.get(source, UNKNOWN_TRANSFER).slower(priors.get(target, UNKNOWN_TRANSFER))
 
@@ -106,9 +105,9 @@ class Transfers:
         pair = _pair(source, target)
         found = self.learnt.get(pair)
         if found is None:
-            found = self.learnt[pair] = LearntTransfer(self._unlearnt(pair))
+            found = self.learnt[pair] = LearntTransfer(self.cost(source, target))
         found.learn(tokens=tokens, seconds=max(seconds, 0.0), now_seconds=now_seconds)
-        self._costs = {each: found.cost for each, found in self.learnt.items()}
+        self._costs.clear()
 
     def report(self) -> tuple[LearntRate, ...]:
         """Return what was learnt, for the operator."""
@@ -132,7 +131,7 @@ class Transfers:
         self._forget_at = now_seconds + TUNING.memory_seconds
         if any(found.stale(now_seconds) for found in self.learnt.values()):
             self.learnt = {pair: found for pair, found in self.learnt.items() if not found.stale(now_seconds)}
-            self._costs = {pair: found.cost for pair, found in self.learnt.items()}
+            self._costs.clear()
 
 
 def _pair(source: WorkerView, target: WorkerView) -> PoolPair:

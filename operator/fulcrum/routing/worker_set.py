@@ -159,7 +159,7 @@ class WorkerSet:
 
     def set_pools(self, admits: Mapping[str, PoolAdmits | None]) -> None:
         """All pools, and which requests each takes; one that is not named, or None, takes every one."""
-        self._pools.set(admits)
+        self._pools.admits = admits
         self._rebuild()
 
     def set_broken(self, pairs: Iterable[Pair]) -> None:
