@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fulcrum.admission import Admission, state_of
+from fulcrum.admission import Admission
 from fulcrum.api.names import Role
 from fulcrum.api.record import Outcome, RingPage, pack_rows
 from fulcrum.api.serving_types import AdmissionPolicy
@@ -112,7 +112,7 @@ def case_of(workers: int, rows: list[tuple[float | int | tuple[int, ...], ...]])
             gateway=str(number),
             page=RingPage(
                 age_of_start_seconds=end, covers_from_seconds=end, classes=("default",), batch=(False,),
-                key_ends=(512,), admission=state_of(admission, end), packed_rows=(pack_rows(ring),),
+                key_ends=(512,), admission=admission.learnt.state(end), packed_rows=(pack_rows(ring),),
             ),
         )
         for number, ring in enumerate(own)

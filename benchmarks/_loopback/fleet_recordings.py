@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fulcrum.admission import Admission, state_of
+from fulcrum.admission import Admission
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.record import Outcome, RingPage, pack_rows
@@ -118,7 +118,7 @@ class Recording:
         )
         self._page = RingPage(
             age_of_start_seconds=0.0, covers_from_seconds=0.0, classes=state.classes.names, batch=state.classes.batch,
-            key_ends=KEY_ENDS, admission=state_of(state, 0.0),
+            key_ends=KEY_ENDS, admission=state.learnt.state(0.0),
         )  # fmt: skip
         self.ring_page = lru_cache(maxsize=64)(self._ring_page)
 

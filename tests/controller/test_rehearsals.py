@@ -17,7 +17,7 @@ from tests.machine import eventually
 from tests.rehearsal.worlds import SLO, SPEED, split, watch
 from tests.simulation.worlds import poisson, qos_classes
 
-from fulcrum.admission import Admission, state_of
+from fulcrum.admission import Admission
 from fulcrum.api.gateway_types import Gateway, RecordPolicy
 from fulcrum.api.internal_token import HEADER, authorization
 from fulcrum.api.names import Role
@@ -92,7 +92,7 @@ def ring(at: float = 60.0, rate: float = 2.2, prompt: int = 4000, standing: Layo
     )
     return RingPage(
         age_of_start_seconds=at, covers_from_seconds=at, classes=("default",), batch=(False,), key_ends=ENDS,
-        admission=state_of(admission, at), packed_rows=(pack_rows(rows),),
+        admission=admission.learnt.state(at), packed_rows=(pack_rows(rows),),
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from fulcrum.admission.margin import Margin
 from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outcome import Admit, Preempt, Reject, Tally, ThresholdLimits
 from fulcrum.admission.outputs import OutputLengths, TokenRatio
-from fulcrum.admission.state import begin_with, state_of
 from fulcrum.admission.waiting import ANYONE, Client, RequestQueue, Waiting
 
 __all__ = [
@@ -26,7 +25,5 @@ __all__ = [
     "ThresholdLimits",
     "TokenRatio",
     "Waiting",
-    "begin_with",
     "capped",
-    "state_of",
 ]

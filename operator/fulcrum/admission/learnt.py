@@ -8,6 +8,7 @@ from fulcrum.admission.layout_memory import LayoutMemory
 from fulcrum.admission.margin import Margin
 from fulcrum.admission.neighbours import NeighbourSlowdown
 from fulcrum.admission.outputs import OutputLengths
+from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.names import Role
 from fulcrum.routing import ClusterView, Flight, Route
 
@@ -94,3 +95,29 @@ class Learnt:
         if not self.neighbours.per_neighbour:
             return 1.0
         return self.neighbours.factor(view.workers.busy_neighbours(found.prefill), now_seconds)
+
+    def state(self, now_seconds: float) -> AdmissionState:
+        """Return what a copy begins from; `now_seconds` on the clock that decisions are asked for with."""
+        return AdmissionState(
+            ttft_margins=tuple([margin.state() for margin in self.ttft_margins]),
+            tpot_margin=self.tpot_margin.state(),
+            busy=self.neighbours.state(now_seconds),
+            outputs=self.outputs.state(),
+            prefilling=self.prefilling.state(now_seconds),
+            decoding=self.decoding.state(now_seconds),
+        )
+
+    def begin_with(self, state: AdmissionState, now_seconds: float) -> None:
+        """Go on from what another one of the same classes had learnt at `now_seconds`; what this one had is gone.
+
+        Raises ValueError where the classes are others.
+        """
+        if len(state.ttft_margins) != len(self.ttft_margins):
+            raise ValueError(f"it is of {len(state.ttft_margins)} classes, and here are {len(self.ttft_margins)}")
+        for margin, of_class in zip(self.ttft_margins, state.ttft_margins, strict=True):
+            margin.begin_with(of_class)
+        self.tpot_margin.begin_with(state.tpot_margin)
+        self.neighbours.begin_with(state.busy, now_seconds)
+        self.outputs.begin_with(state.outputs)
+        self.prefilling.begin_with(state.prefilling, now_seconds)
+        self.decoding.begin_with(state.decoding, now_seconds)

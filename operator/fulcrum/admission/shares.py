@@ -86,7 +86,7 @@ class ClassShares:
         # What the sums have to be multiplied with, to be per second and of all gateways.
         rate = gateways / min(TUNING.demand_seconds, max(now_seconds - self._began, 1.0))
 
-        workers = view.workers.decode_count
+        workers = max(len(view.workers.decoding), 1)
         capacity = workers / gateways
         due = view.decode_use[qos] < reserve * capacity
         decode_room = 1.0
@@ -97,7 +97,7 @@ class ClassShares:
 
         prefill_room = 1.0
         if found.wait_seconds > 0:  # where nothing is queued, there is room
-            workers = view.workers.prefill_count
+            workers = max(len(view.workers.prefilling), 1)
             due = view.prefill_use[qos] < reserve * workers / gateways * view.ttft_seconds
             capacity = workers / gateways * view.ttft_seconds
             for other, demand, theirs, above in rivals:
@@ -144,7 +144,7 @@ class ClassShares:
     def _above_reserve(self, qos: int, view: ClusterView, less_seconds: float) -> bool:
         """Whether class `qos` would still have its reserve of prefill with `less_seconds` of its queue taken away."""
         reserved = self._table.reserved[qos]
-        room = view.workers.prefill_count * view.ttft_seconds / self.gateways
+        room = max(len(view.workers.prefilling), 1) * view.ttft_seconds / self.gateways
         return reserved <= 0 or view.prefill_use[qos] - less_seconds >= reserved * room
 
     def _fade(self, now_seconds: float) -> None:

@@ -23,8 +23,8 @@ def take_report(
     """
     answers, engine = worker.answers, worker.engine
     if load.work is not None:
-        worker.usual_prompt.learn(load.work)
-    prompt_tokens, new_tokens = worker.usual_prompt.tokens(mean_prompt_tokens)
+        worker.prompts.usual.learn(load.work)
+    prompt_tokens, new_tokens = worker.prompts.usual.tokens(mean_prompt_tokens)
     # Attention grows with the square of each length: more than that of the mean, less than that of the sum.
     prompt_seconds = engine.work_seconds(prompt_tokens, prompt_tokens - new_tokens, cv2)
     if load.work is not None and load.work.computed_tokens is not None:

@@ -7,7 +7,6 @@ from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
-from fulcrum.routing.engine_speed import UNKNOWN, EngineSpeed
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
 
@@ -34,24 +33,6 @@ class PoolRule:
         return self.min_prompt_tokens <= prompt_tokens <= self.longest_tokens and (
             self.classes is None or qos in self.classes
         )
-
-
-class Pools:
-    """All pools of the cluster, with or without workers."""
-
-    def __init__(self, class_names: Sequence[str]) -> None:
-        self.class_names = class_names
-        self.admits: Mapping[str, PoolAdmits | None] = {}
-        """Which requests each pool takes; one that is not named, or None, takes every one."""
-        self.engines: dict[str, EngineSpeed] = {}
-
-    def any_takes(self, also: Iterable[str], prompt_tokens: float, qos: int) -> bool:
-        """Whether any pool, those in `also` included, takes such a request once it has a worker."""
-        for pool in {*self.admits, *also}:
-            capacity = self.engines.get(pool, UNKNOWN).kv_capacity
-            if PoolRule(self.admits.get(pool), capacity, self.class_names).takes(prompt_tokens, qos):
-                return True
-        return False
 
 
 class PoolGroup(PoolRule):

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from math import ceil, exp
 
+from fulcrum.api.worker import WorkCounters
 from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.tuning import TUNING
 
@@ -43,6 +44,7 @@ class PrefillQueue:
         """Tokens that were to be computed of the own prompts that were answered since its last report."""
         self.computed_tokens: int | None = None
         """Tokens of all prompts that its engine had computed by its last report; None: unknown."""
+        self.usual = UsualPrompt()
         self.prefill_a, self.chunk_tokens = 0.0, 1.0
 
     def set_speed(self, prefill_a: float, chunk_tokens: float) -> None:
@@ -245,3 +247,31 @@ class PrefillQueue:
             self.anchor = now_seconds
             self.step_work_seconds = -1.0
         self.foreign_seconds = seconds
+
+
+class UsualPrompt:
+    """Mean of the prompts that a worker's engine prefilled lately, whichever gateway sent them; sums that fade."""
+
+    __slots__ = ("_counted", "_prompts", "_tokens", "_uncached")
+
+    def __init__(self) -> None:
+        self._counted: WorkCounters | None = None
+        self._prompts = self._tokens = self._uncached = 0.0
+
+    def learn(self, work: WorkCounters) -> None:
+        """Take the engine's counters, which begin again with it."""
+        before, self._counted = self._counted, work
+        prompts = work.prompts - before.prompts if before is not None else 0
+        if before is None or prompts <= 0:
+            return
+        tokens, cached = work.prompt_tokens - before.prompt_tokens, work.cached_tokens - before.cached_tokens
+        left = (1 - 1 / TUNING.recent_requests) ** prompts
+        self._prompts = left * self._prompts + prompts
+        self._tokens = left * self._tokens + tokens
+        self._uncached = left * self._uncached + max(tokens - cached, 0)
+
+    def tokens(self, else_tokens: float) -> tuple[float, float]:
+        """Return the mean length, at least 1, and what of it is computed; `else_tokens` of both while none came."""
+        if not self._tokens:
+            return max(else_tokens, 1.0), max(else_tokens, 1.0)
+        return self._tokens / self._prompts, max(self._uncached / self._prompts, 1.0)

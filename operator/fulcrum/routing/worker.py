@@ -20,7 +20,6 @@ from fulcrum.routing.health import WorkerHealth
 from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.prefill_queue import PrefillQueue
 from fulcrum.routing.request_load import RequestLoad
-from fulcrum.routing.usual_prompt import UsualPrompt
 
 _NO_ADAPTERS: Final[frozenset[str]] = frozenset()
 
@@ -76,7 +75,6 @@ class WorkerView:
         self.tie_break = 0
         """Number of the last request, among those of all workers."""
         self.reported_at = 0.0
-        self.usual_prompt = UsualPrompt()
         self.pulling_tokens = 0.0
         """Prompt tokens whose KV it is to send or to receive."""
         self.pulls: dict[RequestLoad, None] = {}

@@ -16,7 +16,7 @@ from fulcrum.routing.health import WorkerHealth
 from fulcrum.routing.lockstep import Lockstep
 from fulcrum.routing.outliers import eject_outliers
 from fulcrum.routing.pairs import Pair
-from fulcrum.routing.pools import Pools, RevisionGroup, by_revision
+from fulcrum.routing.pools import PoolRule, RevisionGroup, by_revision
 from fulcrum.routing.prefix_room import PrefixRoom
 from fulcrum.routing.tuning import TUNING
 from fulcrum.routing.worker import WorkerView
@@ -51,7 +51,11 @@ class WorkerSet:
         self.prefilling: frozenset[str] = frozenset()
         self.decoding: frozenset[str] = frozenset()
         """Names of those that do this kind of work; the same object until that changes."""
-        self._pools = Pools(class_names)
+        self._class_names = class_names
+        self._engines: dict[str, EngineSpeed] = {}
+        """By pool."""
+        self._admits: Mapping[str, PoolAdmits | None] = {}
+        """By pool, those without workers included; None, or no entry: it takes every request."""
         self._trials = False
         """Some breaker is half open: the next request on its worker is the trial."""
         self._by_node: dict[str, list[WorkerView]] = {}
@@ -65,16 +69,6 @@ class WorkerSet:
     def idle(self) -> bool:
         """Nothing is on any worker, as far as is known."""
         return all(worker.idle for worker in self.by_name.values())
-
-    @property
-    def prefill_count(self) -> int:
-        """Workers that prefill, at least 1."""
-        return max(len(self.prefilling), 1)
-
-    @property
-    def decode_count(self) -> int:
-        """Workers that decode, at least 1."""
-        return max(len(self.decoding), 1)
 
     @property
     def every_revision(self) -> tuple[RevisionGroup, ...]:
@@ -133,7 +127,7 @@ class WorkerSet:
                     incarnation=incarnation,
                     health=health,
                     ranks=self._ranks,
-                    engine=self._pools.engines.get(pool, UNKNOWN),
+                    engine=self._engines.get(pool, UNKNOWN),
                 )
                 self.by_name[view.name] = self.by_index[view.index] = view
                 self._room.keep(view)
@@ -159,7 +153,7 @@ class WorkerSet:
 
     def set_pools(self, admits: Mapping[str, PoolAdmits | None]) -> None:
         """All pools, and which requests each takes; one that is not named, or None, takes every one."""
-        self._pools.admits = admits
+        self._admits = admits
         self._rebuild()
 
     def set_broken(self, pairs: Iterable[Pair]) -> None:
@@ -169,10 +163,10 @@ class WorkerSet:
 
     def set_speed(self, pool: str, speed: WorkerSpeed) -> None:
         """How fast the workers of `pool` are."""
-        known = self._pools.engines.get(pool)
+        known = self._engines.get(pool)
         if known is not None and known.speed == speed:
             return
-        self._pools.engines[pool] = engine = EngineSpeed(speed)
+        self._engines[pool] = engine = EngineSpeed(speed)
         for worker in self.by_name.values():
             if worker.pool == pool:
                 worker.set_engine(engine)
@@ -197,7 +191,7 @@ class WorkerSet:
 
     def may_pair(self, one: WorkerView, other: WorkerView) -> bool:
         """Whether a request can ever go over both: of one revision, and with requests that both pools admit."""
-        admits = self._pools.admits
+        admits = self._admits
         return (
             one.worker != other.worker
             and one.revision == other.revision
@@ -206,7 +200,11 @@ class WorkerSet:
 
     def any_pool_takes(self, prompt_tokens: float, qos: int) -> bool:
         """Whether any pool takes such a request, once it has a worker to spare."""
-        return self._pools.any_takes((worker.pool for worker in self.by_name.values()), prompt_tokens, qos)
+        for pool in {*self._admits, *(worker.pool for worker in self.by_name.values())}:
+            capacity = self._engines.get(pool, UNKNOWN).kv_capacity
+            if PoolRule(self._admits.get(pool), capacity, self._class_names).takes(prompt_tokens, qos):
+                return True
+        return False
 
     def busy_neighbours(self, worker: WorkerView) -> int:
         """Other workers on the node of `worker` that have something to do, as far as is known."""
@@ -265,10 +263,10 @@ class WorkerSet:
             return
         workers = self.by_name.values()
         in_use = self._in_use = [worker for worker in workers if worker.health.breaker.available]
-        self.revisions = by_revision(in_use, self._pools.admits, self._pools.class_names)
+        self.revisions = by_revision(in_use, self._admits, self._class_names)
         self.fallback_revisions = ()
         if len(in_use) < len(workers):
-            self.fallback_revisions = by_revision(workers, self._pools.admits, self._pools.class_names)
+            self.fallback_revisions = by_revision(workers, self._admits, self._class_names)
         self._trials = any(worker.health.breaker.state is BreakerState.HALF_OPEN for worker in workers)
         self.unpaired = frozenset(self._unpaired()) if self.broken else frozenset()
         by_node: dict[str, list[WorkerView]] = {}

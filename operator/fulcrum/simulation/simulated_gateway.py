@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fulcrum.admission import ANYONE, Admission, Admit, Preempt, Reject, RequestQueue, Waiting, begin_with, capped
+from fulcrum.admission import ANYONE, Admission, Admit, Preempt, Reject, RequestQueue, Waiting, capped
 from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.durations import seconds
 from fulcrum.api.pool_types import PoolAdmits
@@ -76,7 +76,7 @@ class SimulatedGateway:
             gateways=gateways,
         )
         if learnt is not None:
-            begin_with(self.admission, learnt, 0.0)
+            self.admission.learnt.begin_with(learnt, 0.0)
         memory = AffinityMemory(_AFFINITY_KEYS, token_ends(PREFIX_BLOCK_TOKENS, _MOST_PREFIX_BLOCKS))
         self.view = self.admission.new_view(memory, units_per_token=1.0)
         if admits is not None:

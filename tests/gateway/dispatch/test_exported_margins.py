@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.admission.world import SPEED, TPOT_SECONDS, TTFT_SECONDS
 
-from fulcrum.admission import Reject, state_of
+from fulcrum.admission import Reject
 from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.names import Role
@@ -118,9 +118,9 @@ def test_a_copy_decides_as_the_gateway_does() -> None:
 def test_a_copy_has_learnt_the_same() -> None:
     state = page_of(experienced()).admission
     assert state is not None
-    again = state_of(copy_of(state).admission, 0.0)
+    again = copy_of(state).admission.learnt.state(0.0)
     assert msgspec.to_builtins(again) == msgspec.to_builtins(state)
-    assert page_of(AdmissionControl(CONFIG)).admission == state_of(copy_of(None).admission, 0.0), "nothing, as well"
+    assert page_of(AdmissionControl(CONFIG)).admission == copy_of(None).admission.learnt.state(0.0), "nothing, as well"
 
 
 def test_a_copy_forgets_what_was_learnt_under_a_layout_that_is_gone() -> None:

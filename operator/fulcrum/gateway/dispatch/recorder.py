@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from fulcrum.admission import Admission, state_of
+from fulcrum.admission import Admission
 from fulcrum.api.gateway import GatewayConfig
 from fulcrum.api.record import CONTENT_TYPE, MOST_KEYS, MOST_TOKENS, Outcome, RingPage, pack_rows
 from fulcrum.gateway.dispatch.admit import AdmissionControl
@@ -125,7 +125,7 @@ class Recorder:
             classes=self._admission.classes.names,
             batch=self._admission.classes.batch,
             key_ends=KEY_ENDS,
-            admission=state_of(self._admission, now),
+            admission=self._admission.learnt.state(now),
             packed_rows=(*kept.pages, pack_rows(under_way)),
         )
 
