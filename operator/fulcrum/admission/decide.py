@@ -61,16 +61,6 @@ class Admission:
         self._shares = ClassShares(self.classes, gateways=gateways)
         self._saturated_until = -_UNBOUNDED
 
-    @property
-    def ttft_seconds(self) -> float:
-        """What is promised to all."""
-        return self.learnt.ttft_seconds
-
-    @property
-    def tpot_seconds(self) -> float:
-        """What is promised to all."""
-        return self.learnt.tpot_seconds
-
     def share(self, gateways: int) -> None:
         """So many gateways share the traffic evenly from now on."""
         self._shares.gateways = gateways
@@ -83,8 +73,8 @@ class Admission:
             class_names=self.classes.names,
             ranks=self.classes.ranks,
             batch=self.classes.batch,
-            ttft_seconds=self.ttft_seconds,
-            tpot_seconds=self.tpot_seconds,
+            ttft_seconds=self.learnt.ttft_seconds,
+            tpot_seconds=self.learnt.tpot_seconds,
             affinity=affinity,
             units_per_token=units_per_token,
         )
@@ -108,8 +98,8 @@ class Admission:
             output_tokens=self.learnt.outputs.expect(qos, prompt_tokens, max_tokens),
             qos=qos,
             # A request may ask for more than is promised to all, never for less.
-            ttft_seconds=ttft_seconds if ttft_seconds < self.ttft_seconds else _UNBOUNDED,
-            tpot_seconds=tpot_seconds if tpot_seconds < self.tpot_seconds else _UNBOUNDED,
+            ttft_seconds=ttft_seconds if ttft_seconds < self.learnt.ttft_seconds else _UNBOUNDED,
+            tpot_seconds=tpot_seconds if tpot_seconds < self.learnt.tpot_seconds else _UNBOUNDED,
             prefix=prefix,
             units_per_token=units_per_token,
             whole=whole,
@@ -169,7 +159,7 @@ class Admission:
             return self._let_in(incoming, found)
         least_seconds = found.decode.engine.least_step
         view.step_limit_seconds = least_seconds + self.learnt.tpot_margin.allowed_seconds(
-            self.tpot_seconds - least_seconds
+            self.learnt.tpot_seconds - least_seconds
         )
         if not again:
             self._shares.offered(incoming, found, view, now_seconds)
@@ -214,7 +204,7 @@ class Admission:
         Turning it away helps no other request, unless it would keep the workers from others for long, for an answer
         that comes too late to be of use.
         """
-        hopeless = found.ttft_seconds > ROUTING.most_wrong * self.ttft_seconds
+        hopeless = found.ttft_seconds > ROUTING.most_wrong * self.learnt.ttft_seconds
         return not (found.known and hopeless) or view.workers.idle
 
     def _over(

@@ -80,7 +80,7 @@ class RequestQueue:
         self._admission = admission
         self._max_wait_seconds = max_wait_seconds
         self._max_requests = max_requests
-        self.pass_seconds = TUNING.pass_share * admission.ttft_seconds
+        self.pass_seconds = TUNING.pass_share * admission.learnt.ttft_seconds
         """How often to call `settle` while requests wait."""
         self._ranks: list[dict[str, list[_Entry]]] = [{} for _ in sorted(set(admission.classes.ranks))]
         """By rank and client, sorted by deadline."""
@@ -113,7 +113,7 @@ class RequestQueue:
             return None
         self._arrived += 1
         waiting = Waiting(incoming, client, now_seconds, self._arrived, decided)
-        waiting.deadline = now_seconds + min(self._admission.ttft_seconds, incoming.ttft_seconds)
+        waiting.deadline = now_seconds + min(self._admission.learnt.ttft_seconds, incoming.ttft_seconds)
         waiting.until = self._until(waiting, decided)
         if waiting.until <= now_seconds:
             return None
