@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.admission.world import make
 
-from fulcrum.admission import Admit, ClassTable, Margin, OutputLengths, TokenRatio
+from fulcrum.admission import Admit, TokenRatio
+from fulcrum.admission.classes import ClassTable
+from fulcrum.admission.margin import Margin
+from fulcrum.admission.outputs import OutputLengths
 from fulcrum.api.serving_types import ClassMatch, QosClass
 from fulcrum.routing import Flight
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulcrum.routing import BYTE_ENDS, AffinityMemory, prefix_keys, token_ends
+from fulcrum.routing import AffinityMemory, prefix_keys, token_ends
+from fulcrum.routing.prefixes import BYTE_ENDS
 
 ENDS = token_ends(512, 16)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fulcrum.api.names import Role
-from fulcrum.routing import Breaker, BreakerState, ClusterView, WorkerView
+from fulcrum.routing import ClusterView, WorkerView
+from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.outliers import eject_outliers
 
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from tests.routing.cluster import SPEED, ask, cluster, find, report, send
 
 from fulcrum.api.names import Role
-from fulcrum.routing import AffinityMemory, ClusterView, Flight, HandOver
+from fulcrum.routing import AffinityMemory, ClusterView, Flight
 from fulcrum.routing.flight import DECODING, PREFILLING
 from fulcrum.routing.latency import hand_over
+from fulcrum.routing.path import HandOver
 
 events = st.lists(
     st.tuples(

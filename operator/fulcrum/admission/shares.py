@@ -7,8 +7,8 @@ its reserve serves the others; when it comes back, room is given back as work fi
 reserve need only respect the reserves of others.
 
 Engines prefill by priority, so that what waits of lower classes takes no room from a higher one
-(`WorkerView.overtaken`). Room is kept for it all the same: a step that has begun is not interrupted, and so few have to
-make way.
+(`PrefillQueue.overtaken`). Room is kept for it all the same: a step that has begun is not interrupted, and so few have
+to make way.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionTuning:
-    """Entries of the room. A neutral value for each is in `simulation.ablations`."""
+    """Entries of the room. A neutral value for each is in `benchmarks/contests/ablations.py`."""
 
     margin_rate: float = 0.05
     """Step of a margin for one late request, in the logarithm: smaller ones find a margin of 1.5 too late."""

@@ -7,12 +7,11 @@ costs there in seconds (`prefill.SCORERS`; of paths `scorers.PATH`), as `search`
 """
 
 from fulcrum.routing.affinity import AffinityMemory
-from fulcrum.routing.breaker import Breaker, BreakerState
 from fulcrum.routing.flight import Flight
 from fulcrum.routing.making_way import BatchInTheWay
 from fulcrum.routing.pairs import Pair, PairHealth
-from fulcrum.routing.path import HandOver, Incoming, NoPath, Route
-from fulcrum.routing.prefixes import BYTE_ENDS, prefix_keys, token_ends
+from fulcrum.routing.path import Incoming, NoPath, Route
+from fulcrum.routing.prefixes import prefix_keys, token_ends
 from fulcrum.routing.request_load import RequestLoad
 from fulcrum.routing.route import decode_elsewhere, route
 from fulcrum.routing.search import prefill_left_seconds
@@ -23,14 +22,10 @@ from fulcrum.routing.whole import harmed
 from fulcrum.routing.worker import WorkerView
 
 __all__ = [
-    "BYTE_ENDS",
     "AffinityMemory",
     "BatchInTheWay",
-    "Breaker",
-    "BreakerState",
     "ClusterView",
     "Flight",
-    "HandOver",
     "Incoming",
     "NoPath",
     "Pair",

@@ -30,7 +30,7 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """The promise for this request; taken together with the cluster's: the tighter one holds."""
     tpot_seconds: float = inf
     prefix: tuple[int, ...] = ()
-    """Keys of the prompt's prefixes, shortest first (`affinity.prefix_keys`)."""
+    """Keys of the prompt's prefixes, shortest first (`prefixes.prefix_keys`)."""
     units_per_token: float = 1.0
     """Units in which the affinity memory measures prefixes (bytes, or tokens), per token."""
     waited_seconds: float = 0.0

@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingTuning:
-    """Entries of the room. A neutral value for each that is a rule is in `simulation.ablations`."""
+    """Entries of the room. A neutral value for each that is a rule is in `benchmarks/contests/ablations.py`."""
 
     # Scores.
     miss_weight: float = 10.0
