@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import Hashable
+from types import TracebackType
 
 
 class Turns:
@@ -16,14 +16,9 @@ class Turns:
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
         """Calls that wait, by caller; the first caller is next."""
 
-    @contextlib.asynccontextmanager
-    async def of(self, caller: Hashable) -> AsyncIterator[None]:
+    def of(self, caller: Hashable) -> _Turn:
         """Wait for a turn of `caller`, and keep it within the context."""
-        await self.take(caller)
-        try:
-            yield
-        finally:
-            self.give()
+        return _Turn(self, caller)
 
     async def take(self, caller: Hashable) -> None:
         """Wait for a turn of `caller`, who gives it back."""
@@ -50,3 +45,20 @@ class Turns:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+class _Turn:
+    """A turn as a context. No generator: there are hundreds a second, and most need not wait."""
+
+    __slots__ = ("_caller", "_turns")
+
+    def __init__(self, turns: Turns, caller: Hashable) -> None:
+        self._turns, self._caller = turns, caller
+
+    async def __aenter__(self) -> None:
+        await self._turns.take(self._caller)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._turns.give()
