@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
-from fulcrum.controller.calm_pace import LONGEST_SECONDS, MEASURED_SECONDS, SHARE, CalmPace
-from fulcrum.controller.sources import TICK_SECONDS
+import pytest
+from tests.machine import wait_until
+
+from fulcrum.controller.calm_pace import (
+    LONGEST_SECONDS,
+    MEASURED_SECONDS,
+    SHARE,
+    CalmPace,
+    busy_seconds,
+    loads_every_seconds,
+)
+from fulcrum.controller.sources import SHOWN_LOAD_SECONDS, TICK_SECONDS
+from fulcrum.controller.speeds import ROW_SECONDS
 
 
 class Operator:
@@ -14,7 +29,7 @@ class Operator:
     def __init__(self, clusters: int, *, look_seconds: float, else_cores: float = 0.0) -> None:
         self.clusters, self.look_seconds, self.else_cores = clusters, look_seconds, else_cores
         self.now = self.cpu_seconds = 0.0
-        self.pace = CalmPace(clock=lambda: self.now, cpu_seconds=lambda: self.cpu_seconds)
+        self.pace = CalmPace(clock=lambda: self.now, used_seconds=lambda: self.cpu_seconds)
 
     @property
     def cores(self) -> float:
@@ -56,3 +71,31 @@ def test_the_usual_pace_comes_back() -> None:
     paces = operator.run(5)
     assert paces[-1] == TICK_SECONDS
     assert sorted(paces, reverse=True) == paces
+
+
+def test_reports_are_read_as_often_as_they_teach_something_and_at_the_longest_pace_as_rarely_as_in_manual() -> None:
+    paces = [TICK_SECONDS, 5.0, 10.0, 15.0, LONGEST_SECONDS, 2 * LONGEST_SECONDS]
+    read = [loads_every_seconds(every) for every in paces]
+    assert read[0] == ROW_SECONDS
+    assert read[4] == SHOWN_LOAD_SECONDS
+    assert read == sorted(read)
+    assert all(loads >= every for loads, every in zip(read, paces, strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="told by Linux alone")
+def test_time_that_the_thread_waits_for_a_core_counts_as_time_in_which_it_is_busy() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # inherits the one core
+    try:
+        busy, computed = busy_seconds(), time.thread_time()
+
+        def waited() -> bool:
+            sum(range(1_000_000))
+            return busy_seconds() - busy > 1.2 * (time.thread_time() - computed) > 0
+
+        wait_until(waited, what="the other process took a part of the core")
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cores)

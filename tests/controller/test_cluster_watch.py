@@ -99,6 +99,7 @@ class World:
         self.series: LoadSeries | Unknown = Unknown("not yet")
         self.asked_series = 0
         self.asked_loads = 0
+        self.asked_traffic = 0
         self.asked_batches = 0
         self.counts: BatchCounts | None = None
         self.reports: dict[str, LoadReport | None] = {}
@@ -148,6 +149,7 @@ class World:
         return self.counts
 
     async def traffic(self, _cluster: ClusterRef, *, window_seconds: float, now: float) -> Traffic | Unknown:
+        self.asked_traffic += 1
         if self.hangs:
             await asyncio.sleep(3600)
         return self.answer
@@ -217,6 +219,46 @@ async def test_a_calm_cluster_is_looked_at_rarely_and_what_is_known_stands_as_lo
     world.seconds += 40.0
     assert world.watch.measurements().traffic is None
     assert world.watch.loads() == {}
+
+
+async def test_reports_of_a_calm_clusters_workers_are_read_rarely_and_stand_as_long() -> None:
+    world = World()
+    world.reports = {"c-p-0": report(3)}
+    await world.tick()
+    world.watch.look_every(2.0, loads_every_seconds=10.0)
+    asked, traffic_asked = world.asked_loads, world.asked_traffic
+    for _ in range(20):
+        await world.tick()
+        assert world.watch.loads()["c-p-0"].running == 3
+    assert (world.asked_loads - asked, world.asked_traffic - traffic_asked) == (4, 20)
+    # A cluster that is no longer calm is asked in its next look, and is as fresh as ever from then on.
+    await world.tick()
+    asked = world.asked_loads
+    world.watch.look_every(2.0)
+    world.reports = {"c-p-0": report(4)}
+    await world.tick()
+    assert (world.asked_loads, world.watch.loads()["c-p-0"].running) == (asked + 1, 4)
+    world.seconds += 10.0
+    assert world.watch.loads() == {}
+
+
+async def test_a_worker_that_is_new_in_a_calm_cluster_is_asked_in_the_next_look() -> None:
+    world = World()
+    old, new = world.watched.workers
+    world.reports = {"c-p-0": report(3), "c-p-1": report(1)}
+    starting = dataclasses.replace(new, ready=False)
+    world.watch.update(dataclasses.replace(world.watched, workers=(old, starting)))
+    await world.tick()
+    world.watch.look_every(2.0, loads_every_seconds=10.0)
+    await world.tick()
+    assert set(world.watch.loads()) == {"c-p-0"}
+    world.watch.update(world.watched)
+    await world.tick()
+    assert set(world.watch.loads()) == {"c-p-0", "c-p-1"}
+    asked = world.asked_loads
+    world.watch.update(dataclasses.replace(world.watched, workers=(old,)))
+    await world.tick()
+    assert world.asked_loads == asked, "one that goes is no reason to ask the others"
 
 
 async def test_a_calm_cluster_gets_a_tick_after_each_look_and_a_look_at_once_when_it_is_no_longer_calm(

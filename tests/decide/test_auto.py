@@ -424,8 +424,10 @@ def test_a_cluster_is_calm_where_nothing_moves_and_few_are_late() -> None:
     assert world.plan().calm, "nobody asks"
     world.measurements = with_traffic(attainment=0.95, rejected=0.0)
     assert not world.plan().calm, "many are late"
+    assert not world.plan().held
     world.measurements = Measurements(unknown="nobody answers")
-    assert not world.plan().calm
+    assert world.plan().calm, "nothing can be decided"
+    assert world.plan().held
     world.measurements = with_traffic(attainment=0.99, rejected=0.0)
     assert not plan(world.snapshot(paused=True), world.now).calm, "it has a pace of its own"
     name = next(name for name, worker in world.workers.items() if worker.role is Role.DECODE)

@@ -204,6 +204,14 @@ def test_the_smallest_layout_that_serves(pools: list[dict[str, Any]], expected: 
     assert smallest(make_spec(*pools)) == expected
 
 
+def test_gateways_that_can_wake_a_cluster_are_asked_as_often_where_nothing_is_known() -> None:
+    made = awake()
+    made.measurements = Measurements(unknown="nobody answers")
+    result = made.plan()
+    assert not result.calm
+    assert not result.held
+
+
 def test_without_idle_after_nothing_sleeps() -> None:
     made = World(make_spec(mode="Auto"))
     made.measurements = Measurements(callers=Callers(quiet_seconds=1e6))

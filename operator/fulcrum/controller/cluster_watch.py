@@ -25,7 +25,7 @@ from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.reported_model import ReportedModel
-from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
+from fulcrum.controller.sources import SHOWN_LOAD_SECONDS, TICK_SECONDS, Sources, decides, name_of, pace_of
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
 from fulcrum.controller.watched_cluster import WatchedCluster
@@ -43,8 +43,6 @@ SOURCE_SECONDS: Final = 8.0
 FRESH_SECONDS: Final = 15.0
 """Older answers are unknown: one lost answer is bridged, an outage is not."""
 LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
-SHOWN_LOAD_SECONDS: Final = 30.0
-"""How often agents are asked in Manual, where only speeds are learnt from them: a fleet has 10,000 of them."""
 BATCHES_SECONDS: Final = 30.0
 """How often the batch Pod is asked: each change is a write of the status."""
 DEFAULT_START_SECONDS: Final = 600.0
@@ -83,11 +81,13 @@ class ClusterWatch:
         self._clock = clock
         self._unix_time = unix_time
         self._started_at = self._woke_at = clock()
-        self._every_seconds = TICK_SECONDS
-        """Between two looks, where load is decided by."""
+        self._every_seconds = self._loads_every_seconds = TICK_SECONDS
+        """Between two looks, and between two load reports of a worker, where load is decided by."""
         self._slack_seconds = 0.0
         """By how much what is known may be older than at the usual pace: that since traffic was read, or of the next
         look."""
+        self._loads_slack_seconds = 0.0
+        """The same of load reports."""
         self._hurry = asyncio.Event()
         self._traffic: tuple[float, Traffic] | None = None
         self._asked_at = float("-inf")
@@ -95,6 +95,8 @@ class ClusterWatch:
         self._loads: dict[str, tuple[float, LoadReport]] = {}
         """By uid of the Pod."""
         self._loads_asked_at = float("-inf")
+        self._loads_asked: frozenset[str] = frozenset()
+        """Uids of the workers that were asked then."""
         self._pairs: tuple[PairsReport, ...] = ()
         self._batches: BatchesStatus | None = None
         self._batches_asked_at = float("-inf")
@@ -116,12 +118,17 @@ class ClusterWatch:
         self.cluster = cluster
         self._starts.observe(cluster.workers)
 
-    def look_every(self, every_seconds: float) -> None:
-        """Change the pace; one that becomes the usual one again is looked at right now."""
+    def look_every(self, every_seconds: float, *, loads_every_seconds: float | None = None) -> None:
+        """Change the pace, and that of load reports where it is another one.
+
+        A cluster whose pace becomes the usual one again is looked at right now.
+        """
         if every_seconds <= TICK_SECONDS < self._every_seconds:
             self._hurry.set()
         self._every_seconds = every_seconds
+        self._loads_every_seconds = every_seconds if loads_every_seconds is None else loads_every_seconds
         self._slack_seconds = max(self._slack_seconds, every_seconds - TICK_SECONDS)
+        self._loads_slack_seconds = max(self._loads_slack_seconds, self._loads_every_seconds - TICK_SECONDS)
 
     # What a tick reads; nothing here waits.
 
@@ -177,7 +184,7 @@ class ClusterWatch:
             for worker in self.cluster.workers
             if worker.role is not Role.DRAINING
             and (found := self._loads.get(worker.uid)) is not None
-            and now - found[0] <= LOAD_FRESH_SECONDS + 3 * self._slack_seconds
+            and now - found[0] <= LOAD_FRESH_SECONDS + 3 * self._loads_slack_seconds
         }
 
     def shown(self) -> tuple[Traffic | None, dict[str, LoadReport]]:
@@ -185,7 +192,7 @@ class ClusterWatch:
         return self.measurements().traffic, {worker.name: load for worker, load in self._shown_loads()}
 
     def _shown_loads(self) -> Iterator[tuple[ObservedWorker, LoadReport]]:
-        late_seconds = 3 * self._slack_seconds if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS
+        late_seconds = 3 * self._loads_slack_seconds if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS
         now, fresh = self._clock(), LOAD_FRESH_SECONDS + late_seconds
         for worker in self.cluster.workers:
             found = self._loads.get(worker.uid)
@@ -232,13 +239,14 @@ class ClusterWatch:
         cluster = self.cluster
         source = await self._sources.of(cluster.spec, cluster.namespace)
         # In Manual, too, speeds are learnt: Auto, once it is turned on, does not begin with what was measured at start.
-        await asyncio.gather(
-            self._read_traffic(cluster, source),
-            self._read_loads(cluster),
-            self._read_pairs(cluster),
-            self._read_callers(cluster),
-            self._read_batches(cluster),
-        )
+        reads = [self._read_traffic(cluster, source), self._read_loads(cluster)]
+        if cluster.gateways or self._pairs:
+            reads.append(self._read_pairs(cluster))
+        if cluster.spec.balance.idle_after is not None:
+            reads.append(self._read_callers(cluster))
+        if cluster.batch is not None or self._batches is not None:
+            reads.append(self._read_batches(cluster))
+        await asyncio.gather(*reads)
         if decides(cluster.spec):
             self._forecast.begin(cluster, source, start_seconds=self._start_seconds)
         self._begin_comparison(cluster)
@@ -303,12 +311,12 @@ class ClusterWatch:
         return traffic or Unknown("The source of metrics gave a rate of requests that is no number.")
 
     async def _read_loads(self, cluster: WatchedCluster) -> None:
-        loading = any(each.loaded < each.workers for each in self._adapters())
-        every_seconds = TICK_SECONDS if decides(cluster.spec) or loading else SHOWN_LOAD_SECONDS
-        if self._clock() - self._loads_asked_at < every_seconds - TICK_SECONDS / 2:
-            return
-        self._loads_asked_at = self._clock()
         asked = {w.name: w for w in cluster.workers if w.ready and not w.deleting}
+        asked_now = frozenset(worker.uid for worker in asked.values())
+        due_at = self._loads_asked_at + self._reports_seconds(cluster) - TICK_SECONDS / 2
+        if self._clock() < due_at and asked_now <= self._loads_asked:
+            return
+        self._loads_asked_at, self._loads_asked = self._clock(), asked_now
         reports = await self._agents.loads({name: agent for name, w in asked.items() if (agent := w.agent)})
         at = self._clock()
         uids = {worker.uid for worker in cluster.workers}
@@ -316,6 +324,7 @@ class ClusterWatch:
         for name, report in reports.items():
             if report is not None:
                 self._loads[asked[name].uid] = (at, report)
+        self._loads_slack_seconds = self._loads_every_seconds - TICK_SECONDS
         silent = sum(report is None for report in reports.values())
         if silent:
             self._metrics.telemetry_unknown("agent", "load", silent)
@@ -332,6 +341,12 @@ class ClusterWatch:
             model=self._reported.model(cluster),
         )
 
+    def _reports_seconds(self, cluster: WatchedCluster) -> float:
+        """Return the time between two reports of one worker."""
+        if any(each.loaded < each.workers for each in self._adapters()):
+            return TICK_SECONDS
+        return self._loads_every_seconds if decides(cluster.spec) else SHOWN_LOAD_SECONDS
+
     async def _read_pairs(self, cluster: WatchedCluster) -> None:
         before = _failing(self._pairs)
         self._pairs = await self._agents.pairs(cluster.gateways)
@@ -339,7 +354,7 @@ class ClusterWatch:
             self._wake()
 
     async def _read_callers(self, cluster: WatchedCluster) -> None:
-        if cluster.spec.balance.idle_after is not None and await self._callers.read(self._agents, cluster.gateways):
+        if await self._callers.read(self._agents, cluster.gateways):
             self._wake()
 
     async def _read_batches(self, cluster: WatchedCluster) -> None:

@@ -58,11 +58,11 @@ class ClusterWatches:
         watch.update(cluster)
         return watch.measurements(), watch.loads(), watch.settled
 
-    def look_every(self, key: ClusterKey, every_seconds: float) -> None:
-        """Change how often a cluster is looked at."""
+    def look_every(self, key: ClusterKey, every_seconds: float, *, loads_every_seconds: float | None = None) -> None:
+        """Change how often a cluster is looked at, and its workers' load reports are read."""
         found = self._watches.get(key)
         if found is not None:
-            found[0].look_every(every_seconds)
+            found[0].look_every(every_seconds, loads_every_seconds=loads_every_seconds)
 
     def shown(self, key: ClusterKey) -> tuple[Traffic | None, dict[str, LoadReport]]:
         """Return what is known of a cluster's traffic and of its workers' loads, for people."""

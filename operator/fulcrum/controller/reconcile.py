@@ -20,7 +20,7 @@ from fulcrum.controller.agent_adapters import AgentAdapters, adapter_events
 from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
-from fulcrum.controller.calm_pace import CalmPace
+from fulcrum.controller.calm_pace import CalmPace, loads_every_seconds
 from fulcrum.controller.child_sync import NameTakenError
 from fulcrum.controller.children import Manifest, Owner, refused_templates
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
@@ -380,9 +380,14 @@ class Reconciler:
             return 0.0
         after_seconds = tick.plan.requeue_after_seconds
         interval_seconds = seconds(tick.cluster.spec.balance.forecast.interval)
-        every_seconds = self._calm_pace.every_seconds(calm=tick.plan.calm, most_seconds=interval_seconds)
-        self._watches.look_every(key, every_seconds)
-        if every_seconds > TICK_SECONDS:
+        rare = tick.plan.calm or tick.plan.held
+        every_seconds = self._calm_pace.every_seconds(calm=rare, most_seconds=interval_seconds)
+        # While something is not known, a report may be what it takes.
+        learns = tick.plan.calm and not tick.plan.held
+        self._watches.look_every(
+            key, every_seconds, loads_every_seconds=loads_every_seconds(every_seconds) if learns else None
+        )
+        if tick.plan.calm and every_seconds > TICK_SECONDS:
             # The next look at its load is followed by a tick; this is for one that does not come.
             after_seconds = max(after_seconds, 2 * every_seconds)
         return after_seconds if again_seconds is None else min(after_seconds, again_seconds)

@@ -46,6 +46,8 @@ _SHOWN_WINDOW_SECONDS: Final = 60.0
 # Two scrapes fit into the source's grace, so that a lost one is bridged; no decision rests on them, so they are rare.
 _SCRAPED_TO_SHOW: Final = Pace(every_seconds=7.0, window_seconds=_SHOWN_WINDOW_SECONDS)
 _QUERIED_TO_SHOW: Final = Pace(every_seconds=15.0, window_seconds=_SHOWN_WINDOW_SECONDS)
+SHOWN_LOAD_SECONDS: Final = 30.0
+"""How often agents are asked in Manual, where only speeds are learnt from them: a fleet has 10,000 of them."""
 QUERIES_EVERY_SECONDS: Final = 5.0
 
 

@@ -40,7 +40,9 @@ class BalancePlan:
     events: tuple[PlanEvent, ...]
     requeue_after_seconds: float
     calm: bool = False
-    """Nothing moves, nothing is wrong and nothing is looked for: it may be looked at less often."""
+    """Nothing moves, and nothing is wrong or looked for, or nothing can be decided: it may be looked at less often."""
+    held: bool = False
+    """What a decision needs is not known, so what stands is held: no decision rests on the next look."""
     least_available: int = 0
     """Ready workers that evictions must leave: all but one of the workers that can serve."""
     target: Mapping[Role, int] = field(default_factory=dict)
@@ -84,12 +86,16 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     requeue_seconds = _requeue_seconds(snapshot, actions, status, now)
     # What is paused, drains or waits for Pods has a pace of its own.
     usual = requeue_seconds == TUNING.tick_seconds and not _moves(snapshot, actions, status)
+    # Gateways that can wake a cluster are asked as often as ever.
+    awake = decision.sleep is None
+    held = bool(decision.trace.unknown) and awake
     return BalancePlan(
         actions=actions,
         status=status,
         events=events_of(snapshot.status, status),
         requeue_after_seconds=requeue_seconds,
-        calm=decision.trace.calm and decision.sleep is None and usual,
+        calm=(decision.trace.calm or held) and awake and usual,
+        held=held,
         least_available=least_available,
         target=(decision.proposal or decision).assignment.counts,
         trace=decision.trace,
