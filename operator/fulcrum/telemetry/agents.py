@@ -19,6 +19,7 @@ from fulcrum.api.internal_token import authorization
 from fulcrum.api.names import HEADER_POD, PORT_BATCH, PORT_GATEWAY_INSIDE, Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import AdapterSource, AdaptersRequest, LoadReport, RoleRequest, SleepRequest
+from fulcrum.telemetry.deadline import Within
 from fulcrum.telemetry.reading import HEADERS, BodyReader, known_url
 from fulcrum.telemetry.turns import Turns
 
@@ -73,7 +74,7 @@ class Agents:
         self._session = aiohttp.ClientSession(
             # Turns are what bounds the calls; each worker's connection stays open.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=self._deadline_seconds),
+            timeout=aiohttp.ClientTimeout(),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             headers=HEADERS,
@@ -129,7 +130,11 @@ class Agents:
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
         url = f"http://{host}:{port}{path}"
         try:
-            async with self._turns.of(caller), self._open.get(known_url(url), allow_redirects=False) as response:
+            async with (
+                self._turns.of(caller),
+                Within(self._deadline_seconds),
+                self._open.get(known_url(url), allow_redirects=False) as response,
+            ):
                 if response.status != HTTPStatus.OK:
                     return None
                 return decoder.decode(await self._bodies.read(response, most_bytes=most_bytes))
@@ -182,6 +187,7 @@ class Agents:
         try:
             async with (
                 self._turns.of(agent),
+                Within(self._deadline_seconds),
                 self._open.post(url, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 if response.status == HTTPStatus.UNAUTHORIZED:
@@ -195,6 +201,7 @@ class Agents:
         try:
             async with (
                 self._turns.of(caller),
+                Within(self._deadline_seconds),
                 self._open.get(known_url(f"http://{agent}/load"), allow_redirects=False) as response,
             ):
                 if response.status != HTTPStatus.OK:

@@ -27,6 +27,7 @@ from fulcrum.telemetry.counts import (
     read_page,
     spread_of,
 )
+from fulcrum.telemetry.deadline import Within
 from fulcrum.telemetry.load_history import LoadHistory, Slice
 from fulcrum.telemetry.reading import HEADERS, BodyReader, known_url
 from fulcrum.telemetry.source import ClusterRef, Unknown
@@ -88,7 +89,7 @@ class ScrapeSource:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
-            timeout=aiohttp.ClientTimeout(total=self._deadline_seconds),
+            timeout=aiohttp.ClientTimeout(),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             headers=HEADERS,
@@ -165,6 +166,7 @@ class ScrapeSource:
         try:
             async with (
                 self._turns.of(cluster.key),
+                Within(self._deadline_seconds),
                 self._session.get(known_url(url), allow_redirects=False) as response,
             ):
                 if response.status != 200:
