@@ -104,7 +104,7 @@ class World:
         self.counts: BatchCounts | None = None
         self.reports: dict[str, LoadReport | None] = {}
         self.pairs_reports: tuple[PairsReport, ...] = ()
-        self.woken = 0
+        self.woken = self.looked = 0
         self.scrape = object()
         self.forecasts, self.comparisons = Turns(1), Turns(1)
         self.watched = WatchedCluster(
@@ -122,12 +122,16 @@ class World:
             self,  # type: ignore[arg-type]
             self.metrics,
             wake=self._wake,
+            looked=self._look,
             clock=lambda: self.seconds,
             unix_time=lambda: 1e9 + self.seconds,
         )
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def _look(self) -> None:
+        self.looked += 1
 
     def settled(self) -> bool:
         return self.watch.settled
@@ -267,18 +271,18 @@ async def test_a_calm_cluster_gets_a_tick_after_each_look_and_a_look_at_once_whe
     monkeypatch.setattr(cluster_watch, "TICK_SECONDS", 0.01)
     world = World()
     world.watch.look_every(0.011)
-    woken = world.woken
+    looks = world.looked
     task = asyncio.create_task(world.watch.run())
 
     async def looked() -> bool:
-        return world.woken >= woken + 2
+        return world.looked >= looks + 2
 
     await eventually(looked)
     world.watch.look_every(3600.0)
-    woken = world.woken
+    looks = world.looked
 
     async def waits() -> bool:
-        return world.woken > woken
+        return world.looked > looks
 
     await eventually(waits)
     asked = world.asked_loads

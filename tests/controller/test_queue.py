@@ -223,7 +223,16 @@ async def test_what_is_new_goes_between_changes_and_timers() -> None:
     assert done.index("t") == OVERTAKEN_MOST, "nothing waits for ever"
 
 
-@pytest.mark.parametrize("slow", [Wake.NEW, Wake.TIMER])
+async def test_those_that_may_be_in_trouble_go_before_a_fleet_of_calm_ones() -> None:
+    calm = [(f"c{number}", Wake.LOOK) for number in range(3)]
+    done = await begun_in_order(*calm, ("t", Wake.TIMER), ("n", Wake.NEW), ("c2", Wake.EVENT))
+    assert done == ["c2", "n", "t", "c0", "c1"]
+    crowd = [(f"t{number}", Wake.TIMER) for number in range(2 * OVERTAKEN_MOST)]
+    done = await begun_in_order(("c", Wake.LOOK), *crowd)
+    assert done.index("c") == OVERTAKEN_MOST, "nothing waits for ever"
+
+
+@pytest.mark.parametrize("slow", [Wake.NEW, Wake.TIMER, Wake.LOOK])
 async def test_slow_turns_of_others_leave_workers_for_a_change(slow: Wake) -> None:
     work = Work()
     work.gate.clear()

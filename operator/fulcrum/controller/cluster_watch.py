@@ -71,6 +71,7 @@ class ClusterWatch:
         metrics: Metrics,
         *,
         wake: Callable[[], None],
+        looked: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
@@ -78,6 +79,7 @@ class ClusterWatch:
         self._agents = agents
         self._metrics = metrics
         self._wake = wake
+        self._looked = looked or wake
         self._clock = clock
         self._unix_time = unix_time
         self._started_at = self._woke_at = clock()
@@ -225,7 +227,7 @@ class ClusterWatch:
                 decided = decides(self.cluster.spec)
                 every = self._every_seconds if decided else pace_of(self.cluster.spec).every_seconds
                 if decided and every > TICK_SECONDS:
-                    self._wake()  # nothing else makes the cluster due
+                    self._looked()  # nothing else makes the cluster due
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.1, share * every - (self._clock() - began))):
                         await self._hurry.wait()

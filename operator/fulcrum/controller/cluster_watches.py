@@ -25,15 +25,23 @@ _CLOSE_SECONDS: Final = 2.0
 class ClusterWatches:
     """Follows every cluster that it was shown until told to forget it. Use as an async context manager.
 
-    `wake` asks for a tick of a cluster whose status should say something else.
+    `wake` asks for a tick of a cluster whose status should say something else, `looked` for that after a look at a calm
+    one (None: as `wake`).
     """
 
     def __init__(
-        self, agents: Agents, metrics: Metrics, read_secret: ReadSecret, *, wake: Callable[[ClusterKey], None]
+        self,
+        agents: Agents,
+        metrics: Metrics,
+        read_secret: ReadSecret,
+        *,
+        wake: Callable[[ClusterKey], None],
+        looked: Callable[[ClusterKey], None] | None = None,
     ) -> None:
         self._agents = agents
         self._metrics = metrics
         self._wake = wake
+        self._looked = looked or wake
         self._sources = Sources(read_secret)
         self._watches: dict[ClusterKey, tuple[ClusterWatch, asyncio.Task[None]]] = {}
         self._stopped: set[asyncio.Task[None]] = set()
@@ -52,7 +60,14 @@ class ClusterWatches:
         """Return what is known now, the loads by worker, and whether unknown traffic is more than not yet known."""
         key = cluster.ref.key
         if key not in self._watches:
-            watch = ClusterWatch(cluster, self._sources, self._agents, self._metrics, wake=lambda: self._wake(key))
+            watch = ClusterWatch(
+                cluster,
+                self._sources,
+                self._agents,
+                self._metrics,
+                wake=lambda: self._wake(key),
+                looked=lambda: self._looked(key),
+            )
             self._watches[key] = (watch, asyncio.create_task(watch.run(), name=f"watch-{key[0]}-{key[1]}"))
         watch, _ = self._watches[key]
         watch.update(cluster)

@@ -1,7 +1,7 @@
 """A queue of keys: each key at most once in it, at most once in work, again later on demand, slower after failures.
 
-A change of what serves is worked on before what is new, and that before what is due by the clock. None keeps another
-waiting for ever.
+A change of what serves is worked on before what is new, that before what is due by the clock, and that before a look at
+what is calm. None keeps another waiting for ever.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Wake(IntEnum):
     """Something changed of what does not serve yet: much of it may come at once."""
     TIMER = 2
     """Time passed: a resync, a retry, a poll, a measurement, an object in a list that need not have changed."""
+    LOOK = 3
+    """The load was read where nothing is expected to follow from it: those of which something is go first."""
 
 
 @dataclass(slots=True)

@@ -119,10 +119,12 @@ class _Acting:
         self._namespaces = list(namespaces)
         self._api = kube.api
         self._board = board
-        self._watches = ClusterWatches(agents, metrics, partial(kube.get, SECRET), wake=self._measured)
+        self._watches = ClusterWatches(
+            agents, metrics, partial(kube.get, SECRET), wake=self._measured, looked=self._looked
+        )
         self._caches = Caches(kube.api, self._namespaces, changed=self._changed)
         kube.note, kube.note_deletion = self._caches.record, self._caches.record_deletion
-        self._rehearsals = Rehearsals(metrics, wake=self._measured, now=_now)
+        self._rehearsals = Rehearsals(metrics, wake=self._answered, now=_now)
         self._reconciler = Reconciler(
             kube,
             self._caches,
@@ -150,6 +152,13 @@ class _Acting:
 
     def _measured(self, key: ClusterKey) -> None:
         self._queue.add(key, Wake.TIMER)
+
+    def _looked(self, key: ClusterKey) -> None:
+        self._queue.add(key, Wake.LOOK)
+
+    def _answered(self, key: ClusterKey) -> None:
+        """Let a cluster act on the answer to its question at once: requests are late there."""
+        self._queue.add(key, Wake.EVENT if self._reconciler.serves(key) else Wake.NEW)
 
     async def _reconcile(self, key: ClusterKey) -> float | None:
         # Half a view would make again what is there already.
