@@ -10,8 +10,9 @@ from tests.rehearsal.worlds import make_seen, split
 
 from fulcrum.decide.rehearsed import Wanted
 from fulcrum.performance.layout import Layout
+from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.memory import Memory, remembered
-from fulcrum.rehearsal.rehearse import Answer, Foretold, Offset
+from fulcrum.rehearsal.rehearse import Answer, Offset
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
@@ -85,7 +86,7 @@ def test_requests_that_are_forgotten_do_not_make_another_load() -> None:
 def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
     answer = Answer(
         chosen=chosen,
-        foretold=Foretold(after_seconds=(1.0,), inside=(True,), off=0.0),
+        foretold=Foretold(draws=(Course((1.0,), (True,)),), off=0.0),
         requests=200,
         future_seconds=60.0,
         compared=(),

@@ -20,14 +20,21 @@ def difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, f
     requests were seen, `seen_seconds` (a jackknife).
     """
     ahead = one.astype(np.float64) - other
-    return float(ahead.sum()), _error(_by_block(ahead, seen_seconds))
+    return float(ahead.sum()), total_error(ahead, seen_seconds)
 
 
 def mean_difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, float]:
     """Return by which share of the requests `one` is ahead, and the standard error of that."""
     ahead = one.astype(np.float64) - other
     mean = float(ahead.mean())
-    return mean, _error(_by_block(ahead - mean, seen_seconds)) / len(ahead)
+    return mean, total_error(ahead - mean, seen_seconds) / len(ahead)
+
+
+def total_error(values: Floats, seconds: Floats) -> float:
+    """Return the standard error of the sum of `values`, which were or come at these `seconds`."""
+    sums = _by_block(values, seconds)
+    count = len(sums)
+    return sqrt(count / (count - 1) * float(((sums - sums.mean()) ** 2).sum())) if count > 1 else inf
 
 
 def _by_block(values: Floats, seen_seconds: Floats) -> Floats:
@@ -35,8 +42,3 @@ def _by_block(values: Floats, seen_seconds: Floats) -> Floats:
     blocks = ((seen_seconds - seen_seconds.min()) // block_seconds).astype(np.int64)
     sums: Floats = np.bincount(blocks, values).astype(np.float64)
     return sums
-
-
-def _error(sums: Floats) -> float:
-    count = len(sums)
-    return sqrt(count / (count - 1) * float(((sums - sums.mean()) ** 2).sum())) if count > 1 else inf

@@ -16,6 +16,7 @@ from fulcrum.decide.rehearsed import PlayedLayout
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.candidates import candidates
 from fulcrum.rehearsal.difference import Bools, difference, mean_difference
+from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.future import Future, future, span_of
 from fulcrum.rehearsal.lengths import AnswerLengths
 from fulcrum.rehearsal.play import Stage, play
@@ -56,18 +57,6 @@ class Question:
     known_from: float | None = None
     """Nothing is known of the time before; None: before second 0 nothing came."""
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
-    """What comes of the requests to come under the layout that was chosen, as it was played."""
-
-    after_seconds: tuple[float, ...]
-    """When they come, after the rehearsal."""
-    inside: tuple[bool, ...]
-    """Whether each is inside the promise."""
-    off: float
-    """Share of them by which plays of this layout were off; to be added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +127,10 @@ def rehearse(question: Question) -> Answer | None:
             best, inside = layout, found
             compared.append(plays.expected(layout, found))
     verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
-    chosen, played = (best, inside) if verdict.wins else (stage.standing, stands)
+    chosen = best if verdict.wins else stage.standing
     return Answer(
         chosen=chosen,
-        foretold=plays.foretold(chosen, first, played),
+        foretold=plays.foretold(chosen, (first, inside if verdict.wins else stands), (second, verdict.again)),
         requests=total,
         future_seconds=span.scored_seconds,
         compared=tuple(compared),
@@ -160,6 +149,8 @@ class _Verdict(NamedTuple):
     gain: float
     """As in the answer."""
     error: float
+    again: Bools | None = None
+    """Which scored requests of the second draw are inside under what wins, or stands; None: it was not played."""
 
 
 def _confirm(plays: _Plays, best: Layout, first: Future, second: Future, *, inside: Bools, stands: Bools) -> _Verdict:
@@ -180,7 +171,7 @@ def _confirm(plays: _Plays, best: Layout, first: Future, second: Future, *, insi
     error = sqrt(sum(each**2 for _, each in ahead) / 4 + total**2 * plays.off_variance(standing, best))
     agree = all(each + offset > 0 for each, _ in ahead)
     wins = agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
-    return _Verdict(wins=wins, gain=gain, error=error)
+    return _Verdict(wins=wins, gain=gain, error=error, again=again[0 if wins else 1])
 
 
 class _Plays:
@@ -230,15 +221,10 @@ class _Plays:
         share = float(inside.mean()) + self.offsets.get(layout, _NONE).share
         return PlayedLayout(layout=layout, inside=min(max(share, 0.0), 1.0))
 
-    def foretold(self, layout: Layout, future: Future, inside: Bools) -> Foretold:
-        """Return what its play says of the requests that are still to come; `inside`: of all that are scored."""
-        after_seconds = future.load.arrival_seconds[future.scored] - future.changes_at
-        comes = after_seconds >= 0
-        return Foretold(
-            after_seconds=tuple(after_seconds[comes].tolist()),
-            inside=tuple(inside[comes].tolist()),
-            off=self.offsets.get(layout, _NONE).share,
-        )
+    def foretold(self, layout: Layout, *draws: tuple[Future, Bools | None]) -> Foretold:
+        """Return what plays say of the requests to come, given which of the scored requests of each draw are inside."""
+        courses = [_course(drawn, inside) for drawn, inside in draws if inside is not None]
+        return Foretold(draws=tuple(courses), off=self.offsets.get(layout, _NONE).share)
 
     def off(self, one: Layout, other: Layout) -> float:
         """Share of requests by which `one` does better, beside `other`, than its plays say."""
@@ -247,3 +233,12 @@ class _Plays:
     def off_variance(self, *layouts: Layout) -> float:
         """Of what `off` says."""
         return sum(self.offsets.get(layout, _NONE).error ** 2 for layout in layouts)
+
+
+def _course(future: Future, inside: Bools) -> Course:
+    """Return what becomes of the requests to come; where none is expected, of those that run or wait."""
+    after_seconds = future.load.arrival_seconds[future.scored] - future.changes_at
+    comes = after_seconds >= 0
+    if not comes.any():
+        comes = ~comes
+    return Course(tuple(after_seconds[comes].tolist()), tuple(inside[comes].tolist()))
