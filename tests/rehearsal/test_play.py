@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 from tests.rehearsal.worlds import CLUSTER, SLO, learnt, make_stage, split, two_pools, workers
 from tests.simulation.worlds import make_workload, poisson
 
-from fulcrum.api.names import Role
+from fulcrum.api.names import Role, worker_name
 from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.decide import ObservedWorker, WorkerPhase
+from fulcrum.decide.assign import roles_after
+from fulcrum.decide.split import moves_between
+from fulcrum.decide.tuning import TUNING
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal import play as module
 from fulcrum.rehearsal.future import Future
@@ -80,7 +85,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
     return results
 
 
-def test_the_layout_changes_when_the_past_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_changes_at_the_tick_after_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
     results = recorded(monkeypatch)
     load = poisson(rate=1.0, count=60, prompt=500, output=20, seed=9)
     play(make_stage(split(1, 4)), future_of(load, changes_at=23.5), split(3, 2), spare=60)
@@ -88,7 +93,7 @@ def test_the_layout_changes_when_the_past_is_over(monkeypatch: pytest.MonkeyPatc
     assert result.flips == 2
     changes = [(sample.seconds, sample.prefill, sample.decode) for sample in result.fleet]
     assert changes[0] == (0.0, 1, 4)
-    assert changes[-1] == (pytest.approx(23.5 + CLUSTER.flip_seconds), 3, 2)
+    assert changes[-1] == (pytest.approx(23.5 + TUNING.tick_seconds + CLUSTER.flip_seconds), 3, 2)
     before = load.arrival_seconds < 23.5
     stood = simulate(load, CLUSTER, Fixed(workers(split(1, 4))), slo=SLO)
     ended = before & (stood.end_seconds < 23.5)
@@ -131,6 +136,8 @@ def test_each_gateway_has_its_own_margins(monkeypatch: pytest.MonkeyPatch) -> No
 class Flipping(Fixed):
     """Becomes another layout at once."""
 
+    flipped: Sequence[str] = ()
+
     def __init__(self, before: Layout, after: Layout) -> None:
         super().__init__(workers(before))
         self.after, self.actions, self.made = after, 0, Layout()
@@ -138,7 +145,7 @@ class Flipping(Fixed):
     def on_tick(self, view: View) -> TickResult:
         if view.now == 0.0:
             actions = flips(view, self.after)
-            self.actions = len(actions)
+            self.actions, self.flipped = len(actions), [action.name for action in actions]
             return TickResult(actions=actions, again_seconds=1.0)
         self.made = Layout().plus((pod.pool.name, pod.role, 1) for pod in view.pods)
         return TickResult()
@@ -167,3 +174,20 @@ def test_flips_make_the_layout_with_the_fewest_changes(seed: int) -> None:
         for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
     )
     assert policy.actions == fewest
+
+
+def test_flips_take_the_workers_that_a_plan_takes() -> None:
+    """Of workers that are alike the last ones, by their numbers and not by their names."""
+    before, after = split(12, 2), split(10, 4)
+    policy = Flipping(before, after)
+    simulate(make_workload([(2.0, 10, 2)]), CLUSTER, policy, slo=SLO, tail_seconds=1.0)
+    roles = [role for _, role in workers(before)]
+    pods = [
+        ObservedWorker(
+            name=worker_name("sim", "p", ordinal), uid=f"u{ordinal}", pool="p", ordinal=ordinal, role=role,
+            role_epoch=0, spec_hash="", phase=WorkerPhase.RUNNING, ready=True, deleting=False,
+        )
+        for ordinal, role in enumerate(roles)
+    ]  # fmt: skip
+    planned = roles_after(pods, moves_between(["p"], before, after), frozenset(pod.name for pod in pods))
+    assert policy.flipped == [pod.name for pod in reversed(pods) if planned[pod.name] is not pod.role]

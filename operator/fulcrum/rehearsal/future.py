@@ -43,7 +43,7 @@ class Future:
 
     load: Workload
     changes_at: float
-    """When the layout changes: now, on the clock of `load`."""
+    """Now, on the clock of `load`: what is expected begins, and an answer is given."""
     scored: NDArray[np.bool_]
     """Requests that count: those that come later, and those that have not ended."""
     seen_seconds: NDArray[np.float64]

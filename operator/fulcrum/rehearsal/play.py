@@ -13,6 +13,8 @@ from fulcrum.api.admission_state import AdmissionState
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import AdmissionPolicy, AdmissionQueue, QosClass
+from fulcrum.decide.split import Move, moves_between
+from fulcrum.decide.tuning import TUNING
 from fulcrum.load.demand import LatencyTargets
 from fulcrum.performance.layout import ROLES, Layout
 from fulcrum.rehearsal.future import Future
@@ -97,8 +99,12 @@ class _Played(Fixed):
     """A layout that becomes another one."""
 
     def __init__(self, stage: Stage, future: Future, layout: Layout, *, spare: float) -> None:
-        super().__init__(_workers(stage.standing), admission=stage.admission, classes=stage.classes, queue=stage.queue)
-        self._stage, self._changes_at, self._layout = stage, future.changes_at, layout
+        now = future.changes_at
+        # Margins are put now; an answer is acted on at the next tick.
+        self._coming = [(0.0, stage.standing), (now, stage.standing), (now + TUNING.tick_seconds, layout)]
+        _, first = self._coming.pop(0)
+        super().__init__(_workers(first), admission=stage.admission, classes=stage.classes, queue=stage.queue)
+        self._stage, self._now = stage, now
         self._scored, self._spare = future.scored.tolist(), spare
         self._gateways: list[SimulatedGateway] = []
 
@@ -111,11 +117,14 @@ class _Played(Fixed):
         return gateway
 
     def on_tick(self, view: View) -> TickResult:
-        if view.now < self._changes_at:
-            return TickResult(again_seconds=self._changes_at - view.now)
-        for gateway, margins in zip(self._gateways, self._stage.margins, strict=False):
-            margins.put(gateway)
-        return TickResult(actions=flips(view, self._layout))
+        actions: list[SetRole] = []
+        if self._coming and view.now >= self._coming[0][0]:
+            at, layout = self._coming.pop(0)
+            actions = flips(view, layout)
+            if at == self._now:
+                for gateway, margins in zip(self._gateways, self._stage.margins, strict=False):
+                    margins.put(gateway)
+        return TickResult(actions=actions, again_seconds=self._coming[0][0] - view.now if self._coming else None)
 
     def on_end(self, request: SimulatedRequest, view: View) -> None:
         if not self._scored[request.index]:
@@ -131,19 +140,17 @@ class _Played(Fixed):
 
 
 def flips(view: View, layout: Layout) -> list[SetRole]:
-    """Return the fewest changes of role that make `layout` of the workers."""
+    """Return the fewest changes of role that make `layout`, of the workers that a plan takes: the last ones first."""
+    stands = Layout().plus((pod.pool.name, pod.role, 1) for pod in view.pods)
+    left = Counter(moves_between(sorted(layout.pools), stands, layout))
     actions: list[SetRole] = []
-    pods = sorted(view.pods, key=lambda pod: pod.name)
-    for pool in sorted(layout.pools):
-        own = [pod for pod in pods if pod.pool.name == pool]
-        missing = Counter(layout.in_pool(pool)) - Counter(pod.role for pod in own)
-        surplus = Counter(pod.role for pod in own) - Counter(layout.in_pool(pool))
-        for pod in own:
-            if surplus[pod.role] > 0 and missing:
-                role = next(role for role in ROLES if missing[role] > 0)
-                surplus[pod.role] -= 1
-                missing = missing - Counter({role: 1})
-                actions.append(SetRole(name=pod.name, uid=pod.uid, from_role=pod.role, role=role, epoch=pod.epoch + 1))
+    for pod in sorted(view.pods, key=lambda pod: (pod.pool.name, -pod.ordinal)):
+        moves = (Move(pod.pool.name, pod.role, role) for role in ROLES)
+        move = next((each for each in moves if left[each] > 0), None)
+        if move is not None:
+            left[move] -= 1
+            epoch = pod.epoch + 1
+            actions.append(SetRole(name=pod.name, uid=pod.uid, from_role=pod.role, role=move.role, epoch=epoch))
     return actions
 
 
