@@ -90,7 +90,7 @@ def intervals(scenario: Scenario) -> list[Interval]:
     inside, arrivals = result.within(slo), load.arrival_seconds
     phase_ends = np.cumsum([phase.seconds for phase in scenario.phases])
     answers = rehearsals.answers
-    ends = [at for at, _ in answers[1:]] + [float(arrivals[-1])]
+    ends = [*(at for at, _ in answers), float(arrivals[-1])][1:]
     found = []
     for (at, answer), end in zip(answers, ends, strict=True):
         until = min(end, at + answer.future_seconds)
