@@ -169,6 +169,14 @@ def test_nothing_hides_in_what_is_played() -> None:
     assert spanned(30.0, 0.7, ttft=2000.0).scored_seconds <= TUNING.longest_seconds
 
 
+def test_what_runs_now_came_to_a_system_that_was_filled() -> None:
+    """Promise and answer take 40 s and 30 s; half a minute more is played for each half of the past."""
+    span = spanned(30.0, 1.0, ttft=40.0, answers=300)
+    assert span.filled - span.start == pytest.approx(40.0 + 30.0 + TUNING.shortest_seconds / 2)
+    assert span.now - span.filled == pytest.approx(span.filled - span.start)
+    assert 700.0 - spanned(30.0, 0.7, ttft=2000.0).start == pytest.approx(TUNING.longest_seconds / 3)
+
+
 @settings(max_examples=30)
 @given(seconds=st.floats(20, 600), rate=st.floats(0.1, 10), ttft=st.floats(0.1, 2000), answers=st.integers(1, 20_000))
 def test_spans_are_bounded(*, seconds: float, rate: float, ttft: float, answers: int) -> None:

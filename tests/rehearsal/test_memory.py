@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.rehearsal.worlds import make_seen, split
+from tests.rehearsal.worlds import make_seen, make_stage, split
 
 from fulcrum.decide.rehearsed import Wanted
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.memory import Memory, remembered
-from fulcrum.rehearsal.rehearse import Answer, Offset
+from fulcrum.rehearsal.play import Stood
+from fulcrum.rehearsal.rehearse import Answer, Offset, Question
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
@@ -82,8 +83,8 @@ def test_requests_that_are_forgotten_do_not_make_another_load() -> None:
     assert not long_ago.asks(seen(0.5, now=1100.0), 500.0, 1100.0, 0.9, of=OF)
 
 
-@pytest.mark.parametrize(("chosen", "stayed"), [(STANDS, True), (OTHER, False)])
-def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
+def after(memory: Memory, now: float, standing: Layout, stands_since: float, chosen: Layout = OTHER) -> Memory:
+    """What is remembered after a rehearsal."""
     answer = Answer(
         chosen=chosen,
         foretold=Foretold(draws=(Course((1.0,), (True,)),), off=0.0),
@@ -94,8 +95,36 @@ def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
         plays=5,
         played_requests=900,
     )
-    wanted = Wanted(key="k", standing=STANDS, flexible=frozenset({"p"}), mixes=True, stands_since=None)
-    assert remembered(answer, wanted, 100.0, 180.0) == replace(STAYED, stayed=STANDS if stayed else None)
+    wanted = Wanted(key="k", standing=standing, flexible=frozenset({"p"}), mixes=True, stands_since=None)
+    question = Question(
+        stage=make_stage(standing, stood=memory.before(stands_since, now)),
+        seen=seen(0.5),
+        since=100.0,
+        now=now,
+        flexible=["p"],
+        stands_since=stands_since,
+    )
+    return remembered(answer, wanted, question, memory)
+
+
+@pytest.mark.parametrize(("chosen", "stayed"), [(STANDS, True), (OTHER, False)])
+def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
+    found = after(Memory(), 180.0, STANDS, 20.0, chosen)
+    assert found == replace(STAYED, stayed=STANDS if stayed else None, stood=((STANDS, 20.0),))
+
+
+def test_what_stood_before_is_known_for_as_long_as_requests_are() -> None:
+    memory = after(Memory(), 180.0, STANDS, 0.0)
+    assert memory.before(0.0, 200.0) == (), "it still stands"
+    assert memory.before(182.0, 200.0) == (Stood(STANDS, 18.0),)
+    memory = after(memory, 200.0, OTHER, 182.0)
+    memory = after(memory, 230.0, OTHER, 182.0, OTHER)
+    assert memory.before(182.0, 240.0) == (Stood(STANDS, 58.0),), "said once"
+    third = split(4, 4)
+    assert memory.before(250.0, 260.0) == (Stood(STANDS, 78.0), Stood(OTHER, 10.0))
+    late = 182.0 + TUNING.memory_seconds
+    assert memory.before(250.0, late) == (Stood(OTHER, late - 250.0),)
+    assert after(memory, late, third, 250.0).stood == ((OTHER, 182.0), (third, 250.0))
 
 
 @pytest.mark.parametrize("of", [("other", STANDS), ("k", OTHER)])

@@ -20,7 +20,7 @@ from fulcrum.decide.tuning import TUNING
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal import play as module
 from fulcrum.rehearsal.future import Future
-from fulcrum.rehearsal.play import Margins, flips, play
+from fulcrum.rehearsal.play import Margins, Stood, flips, play
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies.fixed import Fixed
 from fulcrum.simulation.policy import TickResult
@@ -99,6 +99,28 @@ def test_the_layout_changes_at_the_tick_after_the_past(monkeypatch: pytest.Monke
     ended = before & (stood.end_seconds < 23.5)
     assert 5 < ended.sum() < len(load)
     np.testing.assert_array_equal(result.end_seconds[ended], stood.end_seconds[ended])
+
+
+def test_the_past_is_played_under_what_stood_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = recorded(monkeypatch)
+    load = poisson(rate=1.0, count=60, prompt=500, output=20, seed=9)
+    stood = Stood(split(2, 3), 50.0), Stood(split(4, 1), 12.5)
+    play(make_stage(split(1, 4), stood=stood), future_of(load, changes_at=40.0), split(3, 2), spare=60)
+    changes = [(sample.seconds, sample.prefill, sample.decode) for sample in results[0].fleet]
+    seen_at = [at + CLUSTER.flip_seconds for at in (27.5, 40.0 + TUNING.tick_seconds)]
+    assert changes[0] == (0.0, 4, 1), "what stood before that ended before the past that is played"
+    assert [each for each in changes if each[1:] == (1, 4)] == [(pytest.approx(seen_at[0]), 1, 4)]
+    assert changes[-1] == (pytest.approx(seen_at[1]), 3, 2)
+
+
+def test_of_other_workers_nothing_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = recorded(monkeypatch)
+    load = poisson(rate=1.0, count=60, prompt=500, output=20, seed=9)
+    stood = Stood(split(2, 3), 30.0), Stood(split(2, 1), 20.0), Stood(split(3, 2), 10.0)
+    play(make_stage(split(1, 4), stood=stood), future_of(load, changes_at=40.0), split(1, 4), spare=60)
+    changes = [(sample.seconds, sample.prefill, sample.decode) for sample in results[0].fleet]
+    assert changes[0] == (0.0, 3, 2)
+    assert changes[-1] == (pytest.approx(30.0 + CLUSTER.flip_seconds), 1, 4)
 
 
 def test_margins_are_put_when_the_layout_changes() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.rehearsal.worlds import SLO, make_stage, split, watch
+from tests.rehearsal.worlds import SLO, make_seen, make_stage, split, watch
 from tests.simulation.worlds import poisson
 
 from fulcrum.performance.layout import Layout
@@ -83,6 +83,16 @@ def test_what_is_foretold_is_the_mean_of_both_draws(monkeypatch: pytest.MonkeyPa
     off = answer.offsets.get(answer.chosen, Offset()).share
     told = answer.foretold.inside(answer.future_seconds)
     assert told == pytest.approx(min(max((first + second) / 2 + off, 0.0), 1.0))
+
+
+def test_where_nothing_is_expected_what_runs_is_foretold() -> None:
+    """Of so quick a load the newest half minute is played once more, and in that nothing came."""
+    count = 10_000
+    seen = make_seen(np.linspace(0.0, 240.0, count), ended=np.arange(count) < count - 1)
+    answer = ask(seen, split(4, 3), now=300.0)
+    assert answer is not None
+    assert answer.requests == 1
+    assert answer.foretold.inside(30.0) == pytest.approx(answer.compared[0].inside)
 
 
 def test_the_same_question_has_the_same_answer() -> None:

@@ -109,7 +109,7 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
     if question is None or answer is None:
         return Played(memory=case.memory)
     return Played(
-        memory=remembered(answer, case.wanted, question.since, now),
+        memory=remembered(answer, case.wanted, question, case.memory),
         rehearsed=_unscaled(rehearsed(case.wanted, answer, case.time), scale),
         plays=answer.plays,
         played_requests=answer.played_requests,

@@ -68,7 +68,8 @@ def span_of(
     `known_from`: nothing is known of the time before; None: before second 0 nothing came.
 
     Nothing hides in twice the promise of the first token and the time of an answer; and a load goes on for about as
-    long as it has gone on.
+    long as it has gone on. What runs or waits now came in the last promise and time of an answer, and found a system
+    that what came in as long a time before had filled: the past that is played has room for both.
     """
     answer_seconds = float(np.quantile(outputs, 0.9)) * slo.tpot_seconds
     rate = len(seen.since(since)) / (now - since)
@@ -79,7 +80,8 @@ def span_of(
     if future_seconds + beyond_seconds > most_seconds:
         beyond_seconds = min(beyond_seconds, most_seconds / 2)
         future_seconds = max(most_seconds - beyond_seconds, TUNING.shortest_seconds / 2)
-    past_seconds = min(slo.ttft_seconds + answer_seconds + TUNING.shortest_seconds / 2, TUNING.longest_seconds / 3)
+    request_seconds = slo.ttft_seconds + answer_seconds + TUNING.shortest_seconds / 2
+    past_seconds = min(2 * request_seconds, TUNING.longest_seconds / 3)
     start = max(known_from or 0.0, now - past_seconds)
     return Span(
         now=now,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from fulcrum.decide.rehearsed import Rehearsed, Wanted, few_miss
 from fulcrum.performance.layout import Layout
-from fulcrum.rehearsal.play import Stage
+from fulcrum.rehearsal.play import Stage, Stood
 from fulcrum.rehearsal.rehearse import Answer, Offset, Question
 from fulcrum.rehearsal.stretch import newest_stretch
 from fulcrum.rehearsal.tuning import TUNING
@@ -27,6 +27,8 @@ class Memory:
     stayed: Layout | None = None
     """What stood, where the last rehearsal left it."""
     offsets: Mapping[Layout, Offset] = field(default_factory=dict)
+    stood: tuple[tuple[Layout, float], ...] = ()
+    """What stood in the last minutes, the oldest first, each with the time since when."""
 
     def asks(self, seen: Seen, since: float, now: float, attainment: float, *, of: tuple[str, Layout]) -> bool:
         """Report whether there is something to look for, and more is known than at the last time.
@@ -43,16 +45,31 @@ class Memory:
         """Return how far plays of layouts of these workers were off under the load of now."""
         return {} if key != self.key or self._other_load(since, now) else self.offsets
 
+    def before(self, since: float, now: float) -> tuple[Stood, ...]:
+        """Return what stood in the last minutes before what stands `since` then."""
+        older = [each for each in self.stood if each[1] < since]
+        ends = [*(began for _, began in older), since][1:]
+        ago = zip((layout for layout, _ in older), (now - end for end in ends), strict=True)
+        return tuple(Stood(*each) for each in ago if each[1] < TUNING.memory_seconds)
+
     def _other_load(self, since: float, now: float) -> bool:
         """Report whether the load began anew. That its oldest requests are forgotten is no new beginning."""
         began = max(self.since, now - TUNING.memory_seconds)
         return since > began + TUNING.more * (self.asked_at - self.since)
 
 
-def remembered(answer: Answer, wanted: Wanted, since: float, now: float) -> Memory:
-    """Return what is remembered of a rehearsal."""
-    stayed = wanted.standing if answer.chosen == wanted.standing else None
-    return Memory(since=since, asked_at=now, key=wanted.key, stayed=stayed, offsets=answer.offsets)
+def remembered(answer: Answer, wanted: Wanted, question: Question, memory: Memory) -> Memory:
+    """Return what is remembered after a rehearsal; `memory` is what was before it."""
+    standing, since = wanted.standing, question.stands_since
+    stood = (*[each for each in memory.stood if each[1] < since], (standing, since))
+    return Memory(
+        since=question.since,
+        asked_at=question.now,
+        key=wanted.key,
+        stayed=standing if answer.chosen == standing else None,
+        offsets=answer.offsets,
+        stood=stood[-1 - len(question.stage.stood) :],
+    )
 
 
 def question_of(
@@ -76,7 +93,7 @@ def question_of(
     if not memory.asks(seen, since, now, stage.slo.attainment, of=(wanted.key, wanted.standing)):
         return None
     return Question(
-        stage=stage,
+        stage=replace(stage, stood=memory.before(stands_since, now)),
         seen=seen,
         since=since,
         now=now,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,14 @@ class Margins:
         admission.learnt.tpot_margin.factor = self.tpot
 
 
+class Stood(NamedTuple):
+    """A layout that stood before."""
+
+    layout: Layout
+    until_seconds: float
+    """When it became another one: so long ago."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """What all plays are played on."""
@@ -76,6 +85,8 @@ class Stage:
     margins: Sequence[Margins]
     """Of each gateway; fewer where they are not known: those begin anew."""
     standing: Layout
+    stood: Sequence[Stood] = ()
+    """What stood before, the oldest first: the past is played under it."""
 
 
 def play(stage: Stage, future: Future, layout: Layout, *, spare: float) -> NDArray[np.bool_] | None:
@@ -96,12 +107,12 @@ class _CannotWinError(Exception):
 
 
 class _Played(Fixed):
-    """A layout that becomes another one."""
+    """The layouts of the past, and then another one."""
 
     def __init__(self, stage: Stage, future: Future, layout: Layout, *, spare: float) -> None:
         now = future.changes_at
         # Margins are put now; an answer is acted on at the next tick.
-        self._coming = [(0.0, stage.standing), (now, stage.standing), (now + TUNING.tick_seconds, layout)]
+        self._coming = [*_turns(stage, now), (now, stage.standing), (now + TUNING.tick_seconds, layout)]
         _, first = self._coming.pop(0)
         super().__init__(_workers(first), admission=stage.admission, classes=stage.classes, queue=stage.queue)
         self._stage, self._now = stage, now
@@ -137,6 +148,27 @@ class _Played(Fixed):
             self._spare -= 1
             if self._spare < 0:
                 raise _CannotWinError
+
+
+def _turns(stage: Stage, changes_at: float) -> list[tuple[float, Layout]]:
+    """Return what stands from when on, on the clock of a play whose past ends at `changes_at`.
+
+    Layouts of other numbers of workers are left out, and what was before them.
+    """
+    turns: list[tuple[float, Layout]] = [(0.0, stage.standing)]
+    for layout, until_seconds in reversed(stage.stood):
+        until = changes_at - until_seconds
+        if until <= 0.0 or not _same_workers(layout, stage.standing):
+            break
+        turns[0] = (until, turns[0][1])
+        turns.insert(0, (0.0, layout))
+    return turns
+
+
+def _same_workers(one: Layout, other: Layout) -> bool:
+    return one.pools == other.pools and all(
+        sum(one.in_pool(pool).values()) == sum(other.in_pool(pool).values()) for pool in one.pools
+    )
 
 
 def flips(view: View, layout: Layout) -> list[SetRole]:

@@ -48,7 +48,7 @@ class Rehearsals:
         if question is None or answer is None:
             return
         self.answers.append((view.now, answer))
-        self._memory = remembered(answer, wanted, question.since, view.now)
+        self._memory = remembered(answer, wanted, question, self._memory)
         self.answer = rehearsed(wanted, answer, START + timedelta(seconds=view.now))
 
     def _stage(self, wanted: Wanted, view: View, gateways: Sequence[SimulatedGateway]) -> Stage:

@@ -20,7 +20,7 @@ class Tuning:
     """Of all plays of a rehearsal; once it had so many no further layout is played."""
     shortest_seconds: float = 60.0
     longest_seconds: float = 600.0
-    """Of the future that is played; half of the one and a third of the other bound the past."""
+    """Of the future that is played; the one and a third of the other bound the past."""
     sigmas: float = 2.0
     """A layout wins by more than so many standard errors of the difference,"""
     least_gain: float = 0.01
