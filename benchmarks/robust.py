@@ -48,9 +48,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--ours", action="store_true", help="run ours alone")
-    parser.add_argument(
-        "--estimates", action="store_true", help="have roles change without rehearsals"
-    )
+    parser.add_argument("--estimates", action="store_true", help="have roles change without rehearsals")
     parser.add_argument("--explain", action="store_true", help="say over time what ours did (with --only)")
     arguments = parser.parse_args()
     if arguments.count < 1:
