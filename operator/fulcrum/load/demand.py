@@ -68,14 +68,6 @@ class Load:
             decode=replace(self.decode, rate=self.decode.rate * factor),
         )
 
-    def shifted(self, *, prefill: float, decode: float) -> Load:
-        """Return the load with the work of each role (not the rate) times a factor."""
-        return replace(
-            self,
-            prefill=replace(self.prefill, rate=self.prefill.rate * prefill),
-            decode=replace(self.decode, rate=self.decode.rate * decode),
-        )
-
     def at_least(self, other: Load) -> Load:
         """Return the larger of both, rate by rate and length by length."""
         return Load(
