@@ -28,11 +28,13 @@ def test_a_load_is_told_to_people() -> None:
 
 def test_lengths_that_were_not_measured_are_as_good_as_guessed() -> None:
     ahead = forecast(10.0)
-    assert loads(traffic(10.0, osl=None), forecast=ahead).noise.osl == 1.0
-    assert loads(traffic(10.0, isl=None), forecast=ahead).noise.isl == 1.0
+    for measured, role in ((traffic(10.0, osl=None), "osl_tokens"), (traffic(10.0, isl=None), "isl_tokens")):
+        read = loads(measured, forecast=ahead)
+        least, most = (getattr(load.decode, role) for load in (read.lower, read.upper))
+        assert (least, most) == (1.0, 3 * getattr(read.current.decode, role))
 
 
 def test_what_is_only_expected_is_not_sure() -> None:
     read = loads(traffic(10.0), forecast=forecast(50.0))
     assert read.current.rate == 50.0
-    assert read.bounds[1].rate < 10 < read.bounds[2].rate
+    assert read.lower.rate < 10 < read.current.rate < read.upper.rate
