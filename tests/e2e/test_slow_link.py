@@ -1,4 +1,4 @@
-"""A slow link between two pools of real engines: avoided, predicted, simulated, and given up where moving does not pay.
+"""A slow link between two pools of real engines: avoided, predicted and simulated.
 
 Pool `near` prefills. It decodes, too, and so does pool `far`, whose pulls come over a link of 1 MB/s. It is not the
 link that is slow, but NIXL in the engine of `far` that says later that a pull is over (`faults/slow_pulls.py`): all
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import urllib.request
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,6 @@ import msgspec
 import numpy as np
 import pytest
 import yaml
-from answers import Question
 from calibration import POOL, Served, calibrated, endpoint_of, quickest, reports, run
 from fidelity import TOLERANCE
 from lanes import state_folder
@@ -35,11 +33,10 @@ from this_machine import TINY
 from fulcrum.api.gateway import LearntRate, PairsReport
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.load.demand import LatencyTargets
-from fulcrum.replay import Endpoint, Outcome, PromptWriter, Record
+from fulcrum.replay import Endpoint, Outcome, Record
 from fulcrum.routing.tuning import TUNING as ROUTING
 from fulcrum.simulation.cluster import Links
 from fulcrum.simulation.traffic import Phase, Request, generate
-from load import SteadyLoad
 
 pytestmark = [pytest.mark.engine, pytest.mark.compare, pytest.mark.timeout(2400)]
 
@@ -111,12 +108,6 @@ def learnt(cluster: Cluster) -> LearntRate:
     """What the gateway has learnt of the slow pair; raises KeyError where it knows nothing of it."""
     report = msgspec.json.decode(inside(cluster, "/kv-pairs"), type=PairsReport)
     return {(rate.prefill_pool, rate.decode_pool): rate for rate in report.rates}["near", "far"]
-
-
-def is_said(cluster: Cluster, reason: str) -> bool:
-    """Whether the condition Progressing has this reason."""
-    conditions = cluster.cluster()["status"]["conditions"]
-    return any(each["type"] == "Progressing" and each["reason"] == reason for each in conditions)
 
 
 def gateway_values(cluster: Cluster) -> dict[tuple[str, str], float]:
@@ -220,41 +211,3 @@ def test_the_simulator_has_the_ttft_of_the_slow_pair(slow: Cluster) -> None:
     for share, its, mine in zip(SHARES, real, simulated, strict=True):
         print(f"TTFT p{share} {its:.2f} s, simulated {mine:.2f} s ({mine / its - 1:+.1%})")
     assert simulated == pytest.approx(real, rel=TOLERANCE)
-
-
-def fresh_questions(cluster: Cluster) -> list[Question]:
-    """Prompts of 512 tokens that no cache knows."""
-    writer = PromptWriter(tokens_per_word=endpoint_of(cluster).tokens_per_word, seed=next(_seeds))
-    request = Request(arrival_seconds=0.0, prompt_tokens=512, output_tokens=24)
-    fixed = {"model": cluster.name, "max_tokens": request.output_tokens, "temperature": 0, "ignore_eos": True}
-    return [Question(body={**fixed, "prompt": writer.write(each, request)}, answer="") for each in range(1000)]
-
-
-def decided(cluster: Cluster) -> Any:
-    """The decision by which both workers became mixed."""
-    decision = cluster.cluster()["status"].get("lastDecision", {})
-    return decision if decision.get("to") == "2M" and cluster.roles() == {"mixed": 2} else None
-
-
-def test_workers_do_both_where_moving_does_not_pay(slow: Cluster) -> None:
-    """The promise is now shorter than what the slow link takes for a prompt; the gateway begins anew with it.
-
-    By estimates: the gateway has prefill workers answer such prompts whole, so that a rehearsal finds nothing to win.
-    """
-    slo = {"ttft": "1s", "tpot": f"{SLO.tpot_seconds:g}s"}
-    slow.patch({"slo": slo, "admission": {"policy": "Off"}})
-    wait_until("the gateway", slow.rolled_out, seconds=120)
-    with SteadyLoad(slow.endpoint(), fresh_questions(slow), rate=RATE) as load:
-        wait_until("the slow pair to be known", lambda: learnt(slow), seconds=120)
-        wait_until("the status to say so", partial(is_said, slow, "KvTransferSlow"), seconds=60)
-        every_role = {"roles": ["prefill", "decode", "mixed"]}
-        balance = {"mode": "Auto", "rehearse": "Off", "ratio": None, "forecast": {"interval": "10s"}}
-        with_pools(slow, near=every_role, far=every_role, balance={**balance, "flip": {"minDwell": "10s"}})
-        decision = wait_until("both to be mixed", partial(decided, slow), seconds=240)
-    candidates = decision["explanation"]["candidates"]
-    print(candidates)
-    (before,) = (each for each in candidates if each["verdict"] == "stands")
-    (chosen,) = (each for each in candidates if each["layout"] == "2M")
-    assert before["layout"] == "1P:1D"
-    assert before["attainment"] < 0.5 < chosen["attainment"], "not because of the link"
-    assert load.count(Outcome.OK) == len(load.answered) > 0, load.summary()
