@@ -126,7 +126,7 @@ def test_a_worker_of_ranks_carries_what_as_many_workers_do() -> None:
         one, eight = (model.unit_rates("p", LOAD).of_role(role) for model in (apart, grouped))
         assert eight == pytest.approx(8 * one)
     group, workers = Layout(prefill=(("p", 1),), decode=(("p", 2),)), Layout(prefill=(("p", 8),), decode=(("p", 16),))
-    assert grouped.cover(group, LOAD) == pytest.approx(apart.cover(workers, LOAD))
+    assert grouped.room(group, LOAD) == pytest.approx(apart.room(workers, LOAD))
 
 
 def report(ranks: int, *, running: int, decode_seconds: float, tokens: int) -> LoadReport:

@@ -54,16 +54,16 @@ def test_as_mixed_ones_it_is_the_smallest_too(wanted: Load) -> None:
 
 
 @pytest.mark.parametrize("wanted", [load(20), load(60), load(30, 4000, 30), load(10, 200, 1200), load(300, 500, 100)])
-def test_the_split_carries_the_most(wanted: Load) -> None:
+def test_the_split_has_most_room(wanted: Load) -> None:
     service = FluidModel({"a": speed()}, SLO)
     best = best_split([PoolBounds(name="a", role=None, low=0, high=10)], {"a": 10}, service, wanted)
     layouts = [Layout.of(prefill={"a": p}, decode={"a": 10 - p}) for p in range(1, 10)]
-    assert service.cover(best, wanted) == max(service.cover(layout, wanted) for layout in layouts)
+    assert service.room(best, wanted) == max(service.room(layout, wanted) for layout in layouts)
 
 
 @pytest.mark.parametrize("workers", [{"slow": 1, "fast": 1}, {"slow": 2, "fast": 1}, {"slow": 2, "fast": 3}])
 @pytest.mark.parametrize("wanted", [load(6, 4000, 20), load(20, 1000, 10), load(3, 3000, 400)])
-def test_the_split_of_unlike_workers_carries_the_most_or_nearly(workers: dict[str, int], wanted: Load) -> None:
+def test_the_split_of_unlike_workers_has_most_room_or_nearly(workers: dict[str, int], wanted: Load) -> None:
     """Slow ones give up less decoding for a prompt, with little KV, and yet must decode where that is enough."""
     service = FluidModel({"slow": speed(prefill=0.3, kv_capacity_tokens=20_000), "fast": speed()}, SLO)
     pools = [PoolBounds(name=name, role=None, low=0, high=count) for name, count in workers.items()]
@@ -76,8 +76,8 @@ def test_the_split_of_unlike_workers_carries_the_most_or_nearly(workers: dict[st
         for slow in range(workers["slow"] + 1)
         for fast in range(workers["fast"] + 1)
     ]
-    most = max(service.cover(layout, wanted) for layout in layouts if layout.complete)
-    assert service.cover(best, wanted) >= 0.95 * most
+    most = max(service.room(layout, wanted) for layout in layouts if layout.complete)
+    assert service.room(best, wanted) >= 0.95 * most
 
 
 def test_a_lone_worker_does_both_and_of_one_role_nothing_is_complete() -> None:

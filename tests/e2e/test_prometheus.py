@@ -55,6 +55,8 @@ def held(cluster: Cluster, flips: int, *, checks: int) -> bool:
 
 
 async def test_decisions_follow_prometheus(auto: Cluster, tmp_path: Path) -> None:
+    auto.patch({"admission": {"policy": "Predictive"}})
+    await asyncio.to_thread(wait_until, "the gateway", auto.rolled_out, seconds=120)
     targets = [f"{pod['status']['podIP']}:8082" for pod in auto.pods("gateway")]
     async with prometheus_server(tmp_path, *targets, scrape_interval="1s") as prometheus:
         await _follow(auto, prometheus)
@@ -71,9 +73,7 @@ async def test_decisions_follow_prometheus(auto: Cluster, tmp_path: Path) -> Non
 
 async def _follow(auto: Cluster, prometheus: PrometheusServer) -> None:
     until = partial(asyncio.to_thread, wait_until)
-    auto.patch(
-        {"balance": {"mode": "Manual", "ratio": {"prefill": 3, "decode": 1}}, "admission": {"policy": "Predictive"}}
-    )
+    auto.patch({"balance": {"mode": "Manual", "ratio": {"prefill": 3, "decode": 1}}})
     await until("3P:1D", partial(at_least, auto, "prefill", 3), seconds=120)
     # A rehearsal plays what gateways tell: this is about what Prometheus says.
     balance = {"mode": "Auto", "ratio": None, "rehearse": "Off"}

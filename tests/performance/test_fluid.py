@@ -33,7 +33,7 @@ def test_the_scarcer_role_sets_what_a_split_carries(rate: float, prefill: int, d
     model, coming = FluidModel({"a": speed()}, SLO), load(rate)
     each = model.unit_rates("a", coming)
     carried = min(prefill * each.prefill, decode * each.decode)
-    assert model.cover(split(prefill, decode), coming) == pytest.approx(carried / rate)
+    assert model.role_rate(split(prefill, decode), coming, Role.PREFILL) == pytest.approx(prefill * each.prefill)
     served = model.served(split(prefill, decode), coming)
     assert 0 < served <= min(carried / rate, 1.0)
     assert (served > 1 - 1e-9) == model.enough(split(prefill, decode), coming)
@@ -43,7 +43,7 @@ def test_mixed_workers_add_to_both_roles() -> None:
     model, coming = FluidModel({"a": speed()}, SLO), load(10.0)
     both, alone = Layout.of(mixed={"a": 3}), split(2, 2)
     beside = Layout.of(prefill={"a": 2}, decode={"a": 2}, mixed={"a": 3})
-    assert model.cover(beside, coming) == pytest.approx(model.cover(both, coming) + model.cover(alone, coming))
+    assert model.room(beside, coming) == pytest.approx(model.room(both, coming) + model.room(alone, coming))
 
 
 def test_a_promise_that_leaves_no_time_to_wait_takes_more_workers() -> None:
@@ -129,7 +129,7 @@ def test_what_was_learnt_of_a_link_counts_and_not_what_was_expected() -> None:
     learnt = FluidModel({"a": expected}, SLO, transfers={("a", "a"): speed().transfer})
     plain = FluidModel({"a": speed()}, SLO)
     for layout in (split(1, 1), Layout.of(prefill={"a": 1}, decode={"a": 1}, mixed={"a": 2})):
-        assert learnt.cover(layout, load(10.0)) == plain.cover(layout, load(10.0))
+        assert learnt.room(layout, load(10.0)) == plain.room(layout, load(10.0))
 
 
 def test_a_promise_within_reach_is_left_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Given workers, the roles in which they carry most."""
+"""Given workers, the roles in which they have most room."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Line:
 
 
 def best_split(pools: Sequence[PoolBounds], workers: Mapping[str, int], model: FluidModel, load: Load) -> Layout:
-    """Return the split of `workers` whose scarcer role carries most; where they cannot be divided, all do both.
+    """Return the split of `workers` whose scarcer role has most room; where they cannot be divided, all do both.
 
     It is incomplete where a role is left without a worker.
     """
@@ -78,35 +78,37 @@ _KINDS: Final = (Role.PREFILL, Role.DECODE, Role.MIXED, None)
 
 
 def _most_even(line: _Line, model: FluidModel, load: Load) -> Layout:
-    """Return the split whose scarcer role carries most: near where both roles carry the same rate."""
+    """Return the split whose scarcer role has most room: near where both have the same."""
+    needed = model.needed(load)
 
     def prefill_covers(k: int) -> bool:
         layout = line.at(k)
         prefill, decode = (model.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
-        return prefill * load.decode.rate >= decode * load.prefill.rate
+        return prefill * needed[Role.DECODE] >= decode * needed[Role.PREFILL]
 
     crossing = _first_true(line.lowest, line.highest, prefill_covers)
     tried = range(max(line.lowest, crossing - 1), crossing + 1)
-    return line.at(max(tried, key=lambda k: (model.cover(line.at(k), load), k)))
+    return line.at(max(tried, key=lambda k: (model.room(line.at(k), load), k)))
 
 
 def _improved(layout: Layout, flexible: Sequence[str], model: FluidModel, load: Load) -> Layout:
-    """Return the layout after changes of one worker, or of one of each of two pools, as long as it then carries more.
+    """Return the layout after changes of a worker or two, of one pool or of two of them, as long as there is more room.
 
-    Comparative advantage tells which pool gives up less, not whether one whole worker is enough: a slow GPU that
-    decodes badly may still decode all that a fast one prefills.
+    Comparative advantage tells which pool gives up less, not whether whole workers are enough: a slow GPU that decodes
+    badly may still decode all that a fast one prefills.
     """
     while True:
         changes = [
-            ((pool, left, -1), (pool, taken, 1))
+            ((pool, left, -count), (pool, taken, count))
             for pool in flexible
             for left, taken in permutations((Role.PREFILL, Role.DECODE))
-            if layout.in_pool(pool).get(left)
+            for count in (1, 2)
+            if layout.in_pool(pool).get(left, 0) >= count
         ]
         further = [layout.plus(change) for change in changes]
         further += [layout.plus((*one, *other)) for one, other in combinations(changes, 2) if one[0][0] != other[0][0]]
-        better = max(further, key=lambda each: model.cover(each, load), default=layout)
-        if model.cover(better, load) <= model.cover(layout, load):
+        better = max(further, key=lambda each: model.room(each, load), default=layout)
+        if model.room(better, load) <= model.room(layout, load):
             return layout
         layout = better
 

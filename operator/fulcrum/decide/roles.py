@@ -139,4 +139,4 @@ def _single_role(inputs: Inputs, current: Layout, able: Counter[tuple[str, Role]
     complete = [move for move in options if after(current, [move]).complete]
     if not complete:
         return ()
-    return (max(complete, key=lambda move: inputs.model.cover(after(current, [move]), inputs.load.current)),)
+    return (max(complete, key=lambda move: inputs.model.room(after(current, [move]), inputs.load.current)),)

@@ -66,18 +66,17 @@ class FluidModel:
         some = [(count * each.of_role(role), each.share_of(role)) for count, each in rates if each.share_of(role) < 1.0]
         return every + sum(min(rate, every * share / (1.0 - share)) if every else rate for rate, share in some)
 
-    def cover(self, layout: Layout, load: Load) -> float:
-        """Return how many times over the workers carry the load; 0 where a role has none."""
+    def room(self, layout: Layout, load: Load) -> float:
+        """Return how many times over the workers carry what they are needed for, in the scarcer role."""
         both = self.role_rate(layout, load, Role.MIXED)
-        prefill, decode = (both + self.role_rate(layout, load, role) for role in (Role.PREFILL, Role.DECODE))
-        return min(prefill / max(load.prefill.rate, 1e-9), decode / max(load.decode.rate, 1e-9))
+        shares = [
+            (both + self.role_rate(layout, load, role)) / max(rate, 1e-9) for role, rate in self.needed(load).items()
+        ]
+        return min(shares) if layout.complete else 0.0
 
     def served(self, layout: Layout, load: Load) -> float:
         """Return the share of the load that the workers serve within a usual promise, 0 to 1."""
-        if not layout.complete:
-            return 0.0
-        both, needed = self.role_rate(layout, load, Role.MIXED), self.needed(load)
-        return min(1.0, *((both + self.role_rate(layout, load, r)) / rate for r, rate in needed.items() if rate > 0))
+        return min(1.0, self.room(layout, load))
 
     def enough(self, layout: Layout, load: Load) -> bool:
         """Report whether the workers keep a usual promise for the load."""
