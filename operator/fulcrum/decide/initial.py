@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from fulcrum.api.names import Role
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.decide.best_split import best_split
@@ -15,8 +16,7 @@ from fulcrum.performance.fluid import FluidModel, reachable
 from fulcrum.performance.layout import Layout
 
 _USUAL: Final = Demand(rate=1.0, isl_tokens=1155.0, osl_tokens=211.0)
-"""The mean of Azure's conversations of 2023. Their rate does not matter: with room to spare, splits are compared by
-what they have room for."""
+"""The mean of Azure's conversations of 2023. As many of them come as keep all workers busy."""
 
 
 def initial_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speeds: Mapping[str, WorkerSpeed]) -> Layout:
@@ -30,7 +30,8 @@ def initial_layout(spec: InferenceClusterSpec, workers: Mapping[str, int], speed
         load = Load(rate=_USUAL.rate, prefill=_USUAL, decode=_USUAL)
         model = FluidModel(speeds, reachable(speeds, promised(spec), load))
         pools = [bounds_of(pool, low=workers[pool.name], high=workers[pool.name]) for pool in used]
-        layout = best_split(pools, workers, model, load)
+        busy = load.scaled(model.role_rate(Layout.of(mixed=workers), load, Role.MIXED))
+        layout = best_split(pools, workers, model, busy)
         if layout.prefill and layout.decode:
             return layout
     return make_target(spec, workers)
