@@ -17,6 +17,7 @@ from fulcrum.api.types import BalanceMode, InferenceClusterSpec
 from fulcrum.api.worker import SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import LatencyTargets
+from fulcrum.rehearsal.simulated import Rehearsals
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.policies import Ours
@@ -69,6 +70,7 @@ class Watched(Ours):
             self._observe,
             initial=[("cpu", Role.PREFILL)] * prefill + [("cpu", Role.DECODE)] * decode,
             least_turn_seconds=TURN_SECONDS,
+            rehearsals=Rehearsals(self._auto),
         )
 
     def on_tick(self, view: View) -> TickResult:
