@@ -112,7 +112,7 @@ ABLATIONS: Final = (
     _one("routing.tuning", "TUNING.outlier_share", 1.0, "No worker is an outlier by failures alone."),
     _one("routing.tuning", "TUNING.first_pause_seconds", 0.0, "A worker that failed is tried again at once."),
     _one("decide.tuning", "TUNING.noise_sigmas", 0.0, "What is measured is taken for the truth."),
-    _one("decide.tuning", "TUNING.spared", 0.0, "Workers are given back as soon as the others suffice."),
+    _one("decide.tuning", "TUNING.spared_misses", 0.0, "Workers are given back as soon as the others suffice."),
     _one("decide.tuning", "TUNING.route_change", 0.0, "Each change of a KV route is written."),
     _one("decide.tuning", "TUNING.clock_skew_seconds", 0.0, "All clocks are taken for the same."),
     _one("decide.tuning", "TUNING.deadline_margin_seconds", 0.0, "A start is given up as soon as it may be."),

@@ -120,7 +120,7 @@ def test_requests_stay_whole_on_mixed_workers_where_moving_does_not_pay() -> Non
     assert found["fast"] > 0.1
 
 
-def test_the_balance_makes_workers_mixed_where_moving_does_not_pay() -> None:
+def test_where_moving_does_not_pay_requests_are_in_time_all_the_same() -> None:
     spec = msgspec.convert(
         {
             "model": {"name": "m"},
@@ -130,16 +130,12 @@ def test_the_balance_makes_workers_mixed_where_moving_does_not_pay() -> None:
         InferenceClusterSpec,
     )
     initial = [("p", PREFILL), ("p", DECODE)] * 2
-    ends = {}
     for name, cost in (("fast", FAST), ("slow", SLOW)):
         load = poisson(rate=4, count=1600, prompt=2000, output=40, seed=5)
         policy = Ours(spec, initial=initial, least_turn_seconds=10.0)
         result = simulate(load, model({("p", "p"): cost}, "p"), policy, slo=SLO)
-        ends[name] = result.fleet[-1]
         late = load.arrival_seconds > 200
         assert np.mean(result.ttft_seconds[late] <= SLO.ttft_seconds) > 0.9, name
-    assert ends["slow"].mixed == 4
-    assert ends["fast"].mixed < 4
 
 
 def test_what_a_decode_worker_holds_is_not_moved_again() -> None:

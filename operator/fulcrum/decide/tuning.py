@@ -32,8 +32,9 @@ class Tuning:
     """Standard errors beyond which a difference of what was measured counts as one: 1 in 40 by chance."""
     start_seconds: float = 120.0
     """How long a Pod takes to serve until it was measured."""
-    spared: float = 0.05
-    """Hysteresis: workers are given back only if those that stay carry this share more than they need to."""
+    spared_misses: float = 0.5
+    """Hysteresis: workers are given back only if those that stay leave this share of the misses unused that the promise
+    allows."""
     rejections_end: float = 0.2
     """A Degraded condition for rejections ends below this share of the misses that the SLO allows."""
     rejections_least: float = 20.0

@@ -86,13 +86,15 @@ class FluidModel:
         both = self._taken(layout, load, Role.MIXED, max(needed.values()))
         return all(both + self._taken(layout, load, role, rate) >= rate for role, rate in needed.items())
 
-    def needed(self, load: Load) -> dict[Role, float]:
+    def needed(self, load: Load, *, used: float = 1.0) -> dict[Role, float]:
         """Return the requests/s that workers must carry so that few requests wait too long, by role.
+
+        `used`: share of the misses that the promise allows that may come of it.
 
         Counted in places of the fastest pool: ranks that prefill one prompt after another, answers that are decoded at
         once. What the promise of the first token leaves beyond the work itself may be waited for one of them.
         """
-        misses = 1 - self.slo.attainment**0.5
+        misses = used * (1 - self.slo.attainment**0.5)
         return {
             role: self._needed(role, demand, load, misses=misses) if demand.rate > 0 else 0.0
             for role, demand in ((Role.PREFILL, load.prefill), (Role.DECODE, load.decode))
@@ -101,14 +103,14 @@ class FluidModel:
     def _needed(self, role: Role, demand: Demand, load: Load, *, misses: float) -> float:
         pool = max(self._speeds, key=lambda name: self.unit_rates(name, load).of_role(role))
         rates, speed = self.unit_rates(pool, load), self._speeds[pool]
-        places, cv2 = (rates.prompts, demand.isl_cv2) if role is Role.PREFILL else (rates.answers, 1.0)
+        places = rates.prompts if role is Role.PREFILL else rates.answers
         each = rates.of_role(role) / places
         spare_seconds = self.slo.ttft_seconds - _first_seconds(speed, load) - _step_seconds(speed, load)
         staff = staffed(
             demand.rate / each,
             patience=max(spare_seconds, 0.0) * each,
             misses=misses,
-            variability=max((demand.dispersion + cv2) / 2, 1.0),
+            variability=max((demand.dispersion + 1) / 2, 1.0),
         )
         return staff * each
 
