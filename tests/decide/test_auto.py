@@ -398,6 +398,14 @@ def test_a_promise_that_no_worker_keeps_is_planned_for_as_near_as_can_be() -> No
     assert "Even an idle worker is slower" in condition(world.plan(), ConditionType.PROGRESSING).message
 
 
+@pytest.mark.parametrize("attainment", [1e-6, 1.0])
+def test_a_promise_to_nearly_none_or_to_all_is_planned_for(attainment: float) -> None:
+    slo = {"ttft": "500ms", "tpot": "25ms", "attainment": attainment}
+    world = settled(auto(pool(low=1, high=12), slo=slo), measurements(40.0))
+    assert world.plan().trace.failure is None
+    assert 1 < sum(world.roles().values()) <= 12
+
+
 def test_a_quiet_turn_is_looked_at_again_in_seconds_and_says_the_same() -> None:
     world = settled(auto(pool(low=4, high=4)), measurements(*PROMPTS))
     first = world.plan()

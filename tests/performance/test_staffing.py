@@ -60,3 +60,7 @@ def test_many_servers_may_be_busier_than_few() -> None:
     assert busy == sorted(busy)
     assert busy[0] < 0.5
     assert 0.9 < busy[-1] < 1.0
+
+
+def test_no_miss_at_all_is_one_in_a_million() -> None:
+    assert staffed(5.0, patience=0.5, misses=0.0) == staffed(5.0, patience=0.5, misses=1e-6) < 20

@@ -162,7 +162,7 @@ def reachable(speeds: Mapping[str, WorkerSpeed], slo: LatencyTargets, load: Load
     promised share.
     """
     spread = log_spread(load.prefill.isl_cv2)
-    longest = exp(NormalDist().inv_cdf(slo.attainment**0.5) * spread - spread**2 / 2)
+    longest = exp(NormalDist().inv_cdf(min(slo.attainment**0.5, 1 - 1e-6)) * spread - spread**2 / 2)
     long = replace(load, prefill=replace(load.prefill, isl_tokens=longest * load.prefill.isl_tokens))
     step = min((_step_seconds(speed, load) for speed in speeds.values()), default=0.0)
     first = min((_first_seconds(speed, long) for speed in speeds.values()), default=0.0)
