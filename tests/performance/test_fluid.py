@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.decide.loads import speed
 from tests.decide.small_workers import SPEED
@@ -146,3 +147,38 @@ def test_the_longest_prompts_that_are_promised_count() -> None:
     tight = replace(SLO, ttft_seconds=0.1)
     assert reachable({"a": speed()}, tight, load(1, isl_cv2=0.0)) == tight
     assert reachable({"a": speed()}, tight, load(1, isl_cv2=2.0)).ttft_seconds > tight.ttft_seconds
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    promise=st.builds(
+        LatencyTargets,
+        ttft_seconds=st.floats(1e-3, 1e4),
+        tpot_seconds=st.floats(1e-4, 1e3),
+        attainment=st.floats(1e-9, 1.0),
+    ),
+    demand=st.builds(
+        Demand,
+        rate=st.floats(0.0, 1e6),
+        isl_tokens=st.floats(1.0, 1e6),
+        osl_tokens=st.floats(1.0, 1e6),
+        isl_cv2=st.floats(0.0, 1e3),
+        prefix_hit=st.floats(0.0, 1.0),
+        dispersion=st.floats(1.0, 1e5),
+    ),
+    memory=st.integers(1, 10**7),
+    admits=st.sampled_from([{}, {"b": PoolAdmits(min_prompt_tokens=3000)}, {"b": PoolAdmits(max_prompt_tokens=1)}]),
+)
+def test_every_load_and_promise_comes_to_a_number(
+    promise: LatencyTargets, demand: Demand, memory: int, admits: dict[str, PoolAdmits]
+) -> None:
+    coming = Load.of(demand)
+    speeds = {"a": speed(kv_capacity_tokens=memory), "b": speed(prefill=0.01, decode=0.01)}
+    model = FluidModel(speeds, reachable(speeds, promise, coming), admits=admits)
+    assert promise.ttft_seconds <= model.slo.ttft_seconds < inf
+    assert promise.tpot_seconds <= model.slo.tpot_seconds < inf
+    for rate in model.needed(coming).values():
+        assert demand.rate <= rate + 1e-6 < inf
+    layout = Layout.of(prefill={"a": 2, "b": 1}, decode={"a": 1, "b": 2}, mixed={"b": 1})
+    assert 0 <= model.served(layout, coming) <= 1
+    assert model.enough(layout, coming) in (True, False)
