@@ -110,10 +110,12 @@ def _needed(pools: list[PoolBounds], inputs: Inputs, load: Load, stands: Layout)
     """Return the cheapest size with all that there is: most often what stands, or a better split of it, is enough."""
     lows = {pool.name: pool.low for pool in pools}
     settled = {name: sum(stands.in_pool(name).values()) for name in lows.keys() | stands.pools} == lows
+    if settled and inputs.model.enough(stands, load):
+        return Size(layout=stands, cost=0.0, enough=True)
     kind = [pool.as_mixed() for pool in pools] if inputs.together else pools
-    for layout in ([stands] if settled else []) + [best_split(kind, lows, inputs.model, load)]:
-        if inputs.model.enough(layout, load):
-            return Size(layout=layout, cost=0.0, enough=True)
+    split = best_split(kind, lows, inputs.model, load)
+    if inputs.model.enough(split, load):
+        return Size(layout=split, cost=0.0, enough=True)
     return _fewest(pools, inputs, load)
 
 

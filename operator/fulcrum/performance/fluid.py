@@ -44,6 +44,7 @@ class FluidModel:
         self._at_best = {pool: self._fastest(pool) for pool in speeds} if transfers else speeds
         """Speeds with the least that moving KV to or from any pool costs them."""
         self._rates = cache(self._computed_rates)
+        self._staff = cache(self._computed_staff)
 
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
@@ -96,11 +97,11 @@ class FluidModel:
         """
         misses = used * (1 - self.slo.attainment**0.5)
         return {
-            role: self._needed(role, demand, load, misses=misses) if demand.rate > 0 else 0.0
+            role: self._staff(role, demand, load, misses) if demand.rate > 0 else 0.0
             for role, demand in ((Role.PREFILL, load.prefill), (Role.DECODE, load.decode))
         }
 
-    def _needed(self, role: Role, demand: Demand, load: Load, *, misses: float) -> float:
+    def _computed_staff(self, role: Role, demand: Demand, load: Load, misses: float) -> float:
         pool = max(self._speeds, key=lambda name: self.unit_rates(name, load).of_role(role))
         rates, speed = self.unit_rates(pool, load), self._speeds[pool]
         places = rates.prompts if role is Role.PREFILL else rates.answers
