@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import msgspec
 from _loopback.fleet_recordings import SPEED, Counted, Recordings
 
-from fulcrum.api.gateway import DemandReport, PairsReport
+from fulcrum.api.gateway import DemandReport, LoadsReport, PairsReport
 from fulcrum.api.names import (
     COMPONENT_GATEWAY,
     HEADER_POD,
@@ -46,6 +46,10 @@ class _Cluster:
     counted: Counted
     roles: dict[str, Role] = field(default_factory=dict)
     """By name of the Pod."""
+    reports: dict[str, LoadReport] = field(default_factory=dict)
+    """By name of the Pod."""
+    told: bytes | None = None
+    """A gateway's whole answer to `GET /loads`; None: it is to be made anew."""
 
 
 class Fleet:
@@ -78,8 +82,10 @@ class Fleet:
             if address is not None:
                 self._gateways[address] = (cluster, int(name.rpartition("-")[2]))
             return
+        cluster.told = None
         if new is None:
             cluster.roles.pop(name, None)
+            cluster.reports.pop(name, None)
             self._workers.pop(address or "", None)
             return
         role = Role(labels.get(LABEL_ROLE, Role.DRAINING))
@@ -89,7 +95,7 @@ class Fleet:
             prefill = Counter(cluster.roles.values())
             cluster.counted.recording = self._recordings.troubled(prefill[Role.PREFILL] + prefill[Role.MIXED] // 2)
         if address is not None:
-            report = _report(role, role_epoch(pod["metadata"].get("annotations")))
+            report = cluster.reports[name] = _report(role, role_epoch(pod["metadata"].get("annotations")))
             self._workers[address] = _answer(b"application/json", msgspec.json.encode(report), pod=name)
 
     def _cluster(self, name: str) -> _Cluster:
@@ -100,14 +106,15 @@ class Fleet:
         return found
 
     def answer(self, address: str, port: int, target: str) -> bytes:
-        """Return the whole HTTP response of the Pod at an address."""
+        """Return the whole HTTP response of the Pod at an address; a gateway's ends its connection."""
         path = target.partition("?")[0]
         self.asked[path] += 1
         if port == PORT_AGENT:
             return self._workers.get(address, _NOT_FOUND) if path == "/load" else _OK
-        if address not in self._gateways:
-            return _NOT_FOUND
-        cluster, number = self._gateways[address]
+        found = self._gateway_answer(*self._gateways[address], path) if address in self._gateways else _NOT_FOUND
+        return found.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+
+    def _gateway_answer(self, cluster: _Cluster, number: int, path: str) -> bytes:
         seconds = time.monotonic() - self._began
         if path == "/metrics":
             self.asked["troubled"] += cluster.counted is not self._steady
@@ -115,6 +122,10 @@ class Fleet:
         if path == PATH:
             recording = cluster.counted.recording
             return _answer(CONTENT_TYPE.encode(), recording.ring_page(int(recording.at(seconds)), number))
+        if path == "/loads":
+            if cluster.told is None:
+                cluster.told = _json(LoadsReport(age_seconds=0.5, loads=cluster.reports))
+            return cluster.told
         return _FIXED.get(path, _NOT_FOUND)
 
     @contextlib.asynccontextmanager
@@ -157,6 +168,8 @@ class _Connection(asyncio.Protocol):
                 return
             self._unread = self._unread[whole:]
             self._transport.write(self._fleet.answer(self._address, self._port, head.split(b" ", 2)[1].decode()))
+            if self._port == PORT_GATEWAY_INSIDE:
+                self._transport.close()
 
 
 def _report(role: Role, epoch: int) -> LoadReport:

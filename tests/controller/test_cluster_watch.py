@@ -13,7 +13,7 @@ import pytest
 from tests.controller.cluster import eventually
 
 from fulcrum.api.batch import BatchCounts
-from fulcrum.api.gateway import FailingPair, PairsReport
+from fulcrum.api.gateway import FailingPair, LoadsReport, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.types import BatchesStatus, InferenceClusterSpec, InferenceClusterStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport, OffloadReport, SpeedCoefficients, WorkCounters
@@ -103,6 +103,8 @@ class World:
         self.asked_batches = 0
         self.counts: BatchCounts | None = None
         self.reports: dict[str, LoadReport | None] = {}
+        self.heard: LoadsReport | None = None
+        self.asked_workers: list[str] = []
         self.pairs_reports: tuple[PairsReport, ...] = ()
         self.woken = self.looked = 0
         self.scrape = object()
@@ -141,7 +143,12 @@ class World:
 
     async def loads(self, pod_ips: dict[str, str]) -> dict[str, LoadReport | None]:
         self.asked_loads += 1
+        self.asked_workers += pod_ips
         return {name: self.reports.get(name) for name in pod_ips}
+
+    async def heard_loads(self, gateway_ips: dict[str, str]) -> LoadsReport | None:
+        assert gateway_ips == self.watched.gateways
+        return self.heard
 
     async def pairs(self, gateway_ips: dict[str, str]) -> tuple[PairsReport, ...]:
         assert gateway_ips == self.watched.gateways
@@ -244,6 +251,31 @@ async def test_reports_of_a_calm_clusters_workers_are_read_rarely_and_stand_as_l
     assert (world.asked_loads, world.watch.loads()["c-p-0"].running) == (asked + 1, 4)
     world.seconds += 10.0
     assert world.watch.loads() == {}
+
+
+async def test_a_gateway_tells_the_loads_of_a_calm_cluster_and_only_workers_that_it_does_not_know_are_asked() -> None:
+    world = World()
+    world.reports = {"c-p-0": report(1), "c-p-1": report(2)}
+    world.heard = LoadsReport(age_seconds=1.0, loads={"c-p-0": report(7), "another": report(9)})
+    await world.tick()
+    assert world.asked_workers == ["c-p-0", "c-p-1"], "decided by: each worker says itself what it does"
+    world.watch.look_every(2.0, loads_every_seconds=10.0)
+    await world.tick(after_seconds=10.0)
+    assert world.asked_workers[2:] == ["c-p-1"]
+    assert {name: load.running for name, load in world.watch.loads().items()} == {"c-p-0": 7, "c-p-1": 2}
+    world.heard = None
+    await world.tick(after_seconds=10.0)
+    assert world.asked_workers[3:] == ["c-p-0", "c-p-1"]
+    # What was told is as old as the gateway says.
+    world.heard = LoadsReport(age_seconds=4.0, loads={"c-p-0": report(8), "c-p-1": report(3)})
+    await world.tick(after_seconds=10.0)
+    world.watch.look_every(2.0)
+    world.heard = None
+    world.reports = {"c-p-1": report(4)}
+    await world.tick()
+    assert {name: load.running for name, load in world.watch.loads().items()} == {"c-p-0": 8, "c-p-1": 4}
+    world.seconds += 1.0
+    assert set(world.watch.loads()) == {"c-p-1"}
 
 
 async def test_a_worker_that_is_new_in_a_calm_cluster_is_asked_in_the_next_look() -> None:

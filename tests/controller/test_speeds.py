@@ -80,7 +80,7 @@ def learn(
     load: LoadReport | None,
 ) -> None:
     loads = dict.fromkeys((each.name for each in workers), load)
-    speeds.learn(cluster="c", spec=spec, workers=workers, loads=loads, at=at, isl_cv2=0.0)
+    speeds.learn(cluster="c", spec=spec, workers=workers, loads=loads, at=dict.fromkeys(loads, at), isl_cv2=0.0)
 
 
 def test_a_known_gpu_has_a_speed_before_anybody_has_measured_it() -> None:
@@ -103,7 +103,15 @@ def learn_with(
     speeds: PoolSpeeds, spec: InferenceClusterSpec, profiles: dict[str, Profile], load: LoadReport | None, at: float
 ) -> WorkerSpeed | None:
     who = worker(0, spec)
-    speeds.learn(cluster="c", spec=spec, workers=(who,), loads={who.name: load}, at=at, isl_cv2=0.0, profiles=profiles)
+    speeds.learn(
+        cluster="c",
+        spec=spec,
+        workers=(who,),
+        loads={who.name: load},
+        at={who.name: at},
+        isl_cv2=0.0,
+        profiles=profiles,
+    )
     return speeds.speeds().get("p")
 
 
@@ -212,7 +220,7 @@ def test_a_worker_that_is_slower_than_its_pool_is_told_by_its_work_and_before_by
         }
 
     def learn_all(step: int) -> dict[str, float]:
-        at = step * ROW_SECONDS
+        at = {each.name: step * ROW_SECONDS for each in workers}
         speeds.learn(cluster="c", spec=spec, workers=workers, loads=reports(step), at=at, isl_cv2=0.0)
         return speeds.paces()
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.machine import deadline_seconds
 
 from fulcrum.api.batch import BatchCounts
-from fulcrum.api.gateway import FailingPair, PairsReport
+from fulcrum.api.gateway import FailingPair, LoadsReport, PairsReport
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport, RoleRequest
@@ -25,6 +25,7 @@ REPORT = LoadReport(role=Role.DECODE, role_epoch=4, ready=True, draining=False, 
 
 BATCHES = BatchCounts(waiting=1, running=2, requests=40, completed=20, failed=3)
 PAIRS = PairsReport(failing=(FailingPair(prefill="a", decode="b", failures=2, seconds=7.5, decode_works=1),))
+LOADS = LoadsReport(age_seconds=0.5, loads={"a": REPORT})
 
 
 class FakeAgent:
@@ -55,6 +56,12 @@ class FakeAgent:
         body = b"[]" if self.answer == "garbage" else msgspec.json.encode(PAIRS)
         return web.Response(body=body, status=404 if self.answer == "error" else 200)
 
+    async def loads(self, _: web.Request) -> web.Response:
+        body = (
+            b'{"ageSeconds": 1, "loads": ' + b'{"a":' * 5000 if self.answer == "garbage" else msgspec.json.encode(LOADS)
+        )
+        return web.Response(body=body, status=404 if self.answer == "error" else 200)
+
     async def progress(self, _: web.Request) -> web.Response:
         body = b" " * 5000 + b"{}" if self.answer == "large" else msgspec.json.encode(BATCHES)
         return web.Response(body=b"[]" if self.answer == "garbage" else body)
@@ -73,7 +80,7 @@ async def agent() -> AsyncIterator[FakeAgent]:
     agent = FakeAgent()
     app = web.Application()
     app.add_routes([web.get("/load", agent.load), web.post("/role", agent.role), web.get("/kv-pairs", agent.pairs)])
-    app.add_routes([web.get("/progress", agent.progress)])
+    app.add_routes([web.get("/progress", agent.progress), web.get("/loads", agent.loads)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -96,6 +103,15 @@ async def test_what_canaries_found_comes_from_the_gateways_that_answer(agent: Fa
         for answer in ("error", "garbage"):
             agent.answer = answer
             assert await agents.pairs({"one": "127.0.0.1"}) == ()
+
+
+async def test_the_first_gateway_that_answers_tells_what_it_heard_of_workers(agent: FakeAgent) -> None:
+    async with Agents(gateway_port=agent.port, deadline_seconds=PATIENT) as agents:
+        assert await agents.heard_loads({"refused": "127.99.99.99", "one": "127.0.0.1"}) == LOADS
+        assert await agents.heard_loads({}) is None
+        for answer in ("error", "garbage"):  # "error": one of an older release has no such page
+            agent.answer = answer
+            assert await agents.heard_loads({"one": "127.0.0.1"}) is None
 
 
 async def test_a_batch_pod_says_how_far_its_batches_are(agent: FakeAgent) -> None:

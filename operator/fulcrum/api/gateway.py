@@ -11,6 +11,7 @@ from fulcrum.api.batch import GatewayBatch
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.serving_types import Admission, ModelTask
 from fulcrum.api.telemetry_types import DEFAULT_SAMPLING_RATIO
+from fulcrum.api.worker import LoadReport
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -139,6 +140,15 @@ class PairsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     failing: tuple[FailingPair, ...] = ()
     rates: tuple[LearntRate, ...] = ()
+
+
+class LoadsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`GET /loads` of a gateway: what its workers' agents said when it asked them last."""
+
+    age_seconds: float
+    """Since then."""
+    loads: dict[str, LoadReport]
+    """By worker; without those that did not answer."""
 
 
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -9,11 +9,10 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from fulcrum.api.gateway import PairsReport
-from fulcrum.api.names import Role
 from fulcrum.api.types import AdapterStatus, BatchesStatus, KvTierStatus
 from fulcrum.api.worker import LoadReport
 from fulcrum.controller.agent_adapters import adapter_statuses
@@ -25,11 +24,11 @@ from fulcrum.controller.kv_figures import kv_tiers
 from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.published import PUBLISH_SECONDS, with_measurements
 from fulcrum.controller.reported_model import ReportedModel
-from fulcrum.controller.sources import SHOWN_LOAD_SECONDS, TICK_SECONDS, Sources, decides, name_of, pace_of
+from fulcrum.controller.sources import TICK_SECONDS, Sources, decides, name_of, pace_of
 from fulcrum.controller.speeds import PoolSpeeds
 from fulcrum.controller.start_times import StartTimes
 from fulcrum.controller.watched_cluster import WatchedCluster
-from fulcrum.decide import ObservedWorker
+from fulcrum.controller.worker_loads import WorkerLoads
 from fulcrum.decide.measurements import Measurements
 from fulcrum.load.traffic import Traffic, without_nonsense
 from fulcrum.rollout import adapter_sources
@@ -42,7 +41,6 @@ SOURCE_SECONDS: Final = 8.0
 """Deadline of a source of metrics that has none of its own."""
 FRESH_SECONDS: Final = 15.0
 """Older answers are unknown: one lost answer is bridged, an outage is not."""
-LOAD_FRESH_SECONDS: Final = 3 * TICK_SECONDS
 BATCHES_SECONDS: Final = 30.0
 """How often the batch Pod is asked: each change is a write of the status."""
 DEFAULT_START_SECONDS: Final = 600.0
@@ -83,22 +81,16 @@ class ClusterWatch:
         self._clock = clock
         self._unix_time = unix_time
         self._started_at = self._woke_at = clock()
-        self._every_seconds = self._loads_every_seconds = TICK_SECONDS
-        """Between two looks, and between two load reports of a worker, where load is decided by."""
+        self._every_seconds = TICK_SECONDS
+        """Between two looks, where load is decided by."""
         self._slack_seconds = 0.0
         """By how much what is known may be older than at the usual pace: that since traffic was read, or of the next
         look."""
-        self._loads_slack_seconds = 0.0
-        """The same of load reports."""
         self._hurry = asyncio.Event()
         self._traffic: tuple[float, Traffic] | None = None
         self._asked_at = float("-inf")
         self._unknown: str | None = None
-        self._loads: dict[str, tuple[float, LoadReport]] = {}
-        """By uid of the Pod."""
-        self._loads_asked_at = float("-inf")
-        self._loads_asked: frozenset[str] = frozenset()
-        """Uids of the workers that were asked then."""
+        self._loads = WorkerLoads(agents, metrics, clock)
         self._pairs: tuple[PairsReport, ...] = ()
         self._batches: BatchesStatus | None = None
         self._batches_asked_at = float("-inf")
@@ -128,9 +120,8 @@ class ClusterWatch:
         if every_seconds <= TICK_SECONDS < self._every_seconds:
             self._hurry.set()
         self._every_seconds = every_seconds
-        self._loads_every_seconds = every_seconds if loads_every_seconds is None else loads_every_seconds
         self._slack_seconds = max(self._slack_seconds, every_seconds - TICK_SECONDS)
-        self._loads_slack_seconds = max(self._loads_slack_seconds, self._loads_every_seconds - TICK_SECONDS)
+        self._loads.read_every(every_seconds if loads_every_seconds is None else loads_every_seconds)
 
     # What a tick reads; nothing here waits.
 
@@ -174,41 +165,21 @@ class ClusterWatch:
         )
 
     def loads(self) -> dict[str, LoadReport]:
-        """Return the latest load of each worker by name; not of draining ones, whose end must not rest on old news.
-
-        In Manual, where they are read too rarely to rest anything on, there are none.
-        """
-        if not decides(self.cluster.spec):
-            return {}
-        now = self._clock()
-        return {
-            worker.name: found[1]
-            for worker in self.cluster.workers
-            if worker.role is not Role.DRAINING
-            and (found := self._loads.get(worker.uid)) is not None
-            and now - found[0] <= LOAD_FRESH_SECONDS + 3 * self._loads_slack_seconds
-        }
+        """Return the latest load of each worker by name, as far as decisions may rest on it."""
+        return self._loads.decided_by(self.cluster)
 
     def shown(self) -> tuple[Traffic | None, dict[str, LoadReport]]:
         """Return traffic and the loads of all workers by name as people see them: in Manual, too, if less fresh."""
-        return self.measurements().traffic, {worker.name: load for worker, load in self._shown_loads()}
-
-    def _shown_loads(self) -> Iterator[tuple[ObservedWorker, LoadReport]]:
-        late_seconds = 3 * self._loads_slack_seconds if decides(self.cluster.spec) else SHOWN_LOAD_SECONDS
-        now, fresh = self._clock(), LOAD_FRESH_SECONDS + late_seconds
-        for worker in self.cluster.workers:
-            found = self._loads.get(worker.uid)
-            if found is not None and now - found[0] <= fresh:
-                yield worker, found[1]
+        return self.measurements().traffic, {worker.name: load for worker, load in self._loads.shown(self.cluster)}
 
     def _adapters(self) -> tuple[AdapterStatus, ...]:
         wanted = adapter_sources(self.cluster.spec)
         if not wanted:
             return ()
-        return adapter_statuses(wanted, [load for worker, load in self._shown_loads() if worker.ready])
+        return adapter_statuses(wanted, [load for worker, load in self._loads.shown(self.cluster) if worker.ready])
 
     def _kv_tiers(self) -> dict[str, KvTierStatus]:
-        return kv_tiers((worker.pool, load) for worker, load in self._shown_loads())
+        return kv_tiers((worker.pool, load) for worker, load in self._loads.shown(self.cluster))
 
     # What runs in the background.
 
@@ -313,41 +284,21 @@ class ClusterWatch:
         return traffic or Unknown("The source of metrics gave a rate of requests that is no number.")
 
     async def _read_loads(self, cluster: WatchedCluster) -> None:
-        asked = {w.name: w for w in cluster.workers if w.ready and not w.deleting}
-        asked_now = frozenset(worker.uid for worker in asked.values())
-        due_at = self._loads_asked_at + self._reports_seconds(cluster) - TICK_SECONDS / 2
-        if self._clock() < due_at and asked_now <= self._loads_asked:
+        found = await self._loads.read(cluster, awaited=any(each.loaded < each.workers for each in self._adapters()))
+        if found is None:
             return
-        self._loads_asked_at, self._loads_asked = self._clock(), asked_now
-        reports = await self._agents.loads({name: agent for name, w in asked.items() if (agent := w.agent)})
-        at = self._clock()
-        uids = {worker.uid for worker in cluster.workers}
-        self._loads = {uid: entry for uid, entry in self._loads.items() if uid in uids}
-        for name, report in reports.items():
-            if report is not None:
-                self._loads[asked[name].uid] = (at, report)
-        self._loads_slack_seconds = self._loads_every_seconds - TICK_SECONDS
-        silent = sum(report is None for report in reports.values())
-        if silent:
-            self._metrics.telemetry_unknown("agent", "load", silent)
-        self._reported.see(cluster, reports)
+        self._reported.see(cluster, found.loads)
         variation = self._traffic[1].isl_cv2 if self._traffic is not None else None
         self._speeds.learn(
             cluster=cluster.name,
             spec=cluster.spec,
             workers=cluster.workers,
-            loads=reports,
-            at=at,
+            loads=found.loads,
+            at=found.made_at,
             isl_cv2=1.0 if variation is None else variation,
             profiles=cluster.profiles,
             model=self._reported.model(cluster),
         )
-
-    def _reports_seconds(self, cluster: WatchedCluster) -> float:
-        """Return the time between two reports of one worker."""
-        if any(each.loaded < each.workers for each in self._adapters()):
-            return TICK_SECONDS
-        return self._loads_every_seconds if decides(cluster.spec) else SHOWN_LOAD_SECONDS
 
     async def _read_pairs(self, cluster: WatchedCluster) -> None:
         before = _failing(self._pairs)

@@ -106,12 +106,12 @@ class PoolSpeeds:
         spec: InferenceClusterSpec,
         workers: tuple[ObservedWorker, ...],
         loads: Mapping[str, LoadReport | None],
-        at: float,
+        at: Mapping[str, float],
         isl_cv2: float,
         profiles: Mapping[str, Profile] = _NO_PROFILES,
         model: ModelFacts | None = None,
     ) -> None:
-        """Take in the reports that came at `at` (any monotonic clock, seconds); the rest as in `expect`."""
+        """Take in reports, by worker, and when each was made (`at`: any monotonic clock, in seconds)."""
         facts = model or facts_of_name(spec.model.name)
         living = {worker.uid for worker in workers}
         self._reports = {uid: entry for uid, entry in self._reports.items() if uid in living}
@@ -140,13 +140,13 @@ class PoolSpeeds:
                     if (times := measured_times(speed, known.base)) is not None:
                         self._measured[uid] = times
                 for worker in self._due(reports, at):
-                    known.online = self._follow(known.online, worker, reports[worker], at, isl_cv2)
+                    known.online = self._follow(known.online, worker, reports[worker], at[worker.name], isl_cv2)
 
-    def _due(self, reports: Mapping[ObservedWorker, LoadReport], at: float) -> list[ObservedWorker]:
+    def _due(self, reports: Mapping[ObservedWorker, LoadReport], at: Mapping[str, float]) -> list[ObservedWorker]:
         """Return the workers whose reports make a row now, the ones that waited longest first."""
         for worker, report in reports.items():
-            self._reports.setdefault(worker.uid, (at, report))
-        due = [worker for worker in reports if at - self._reports[worker.uid][0] >= ROW_SECONDS]
+            self._reports.setdefault(worker.uid, (at[worker.name], report))
+        due = [worker for worker in reports if at[worker.name] - self._reports[worker.uid][0] >= ROW_SECONDS]
         return sorted(due, key=lambda worker: self._reports[worker.uid][0])[:ROWS_AT_ONCE]
 
     def _begin(

@@ -113,6 +113,7 @@ class Gateway:
                 "/metrics": self._metrics_page,
                 "/demand": lambda _: (b"application/json", msgspec.json.encode(self.hold.report())),
                 "/kv-pairs": lambda _: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
+                "/loads": lambda _: (b"application/json", msgspec.json.encode(self.poller.report())),
             },
             {SENT_PATH: self._prefixes.learn},
             {"/health": lambda: None, "/ready": self.not_ready},

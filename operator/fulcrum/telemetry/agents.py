@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from fulcrum.api.batch import BatchCounts
-from fulcrum.api.gateway import DemandReport, PairsReport
+from fulcrum.api.gateway import DemandReport, LoadsReport, PairsReport
 from fulcrum.api.internal_token import HEADER as AUTHORIZATION
 from fulcrum.api.internal_token import authorization
 from fulcrum.api.names import HEADER_POD, PORT_BATCH, PORT_GATEWAY_INSIDE, Role
@@ -38,8 +38,11 @@ _DEMAND: Final = msgspec.json.Decoder(DemandReport)
 _BATCHES: Final = msgspec.json.Decoder(BatchCounts)
 _LOAD: Final = msgspec.json.Decoder(LoadReport)
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, RecursionError)
+_LOADS: Final = msgspec.json.Decoder(LoadsReport)
 _LOAD_BYTES: Final = 256 * 1024
 """Most of a load report: one of an agent with all tables full has 20 KiB."""
+_LOADS_BYTES: Final = 8 * 1024 * 1024
+"""Most of what a gateway tells of all its workers: of 4,000 with usual reports."""
 _PAIRS_BYTES: Final = 1024 * 1024
 """Most of a report about pairs: 10,000 failing ones."""
 
@@ -93,6 +96,18 @@ class Agents:
         caller = object()
         reports = await asyncio.gather(*(self._load(caller, name, agent) for name, agent in workers.items()))
         return dict(zip(workers, reports, strict=True))
+
+    async def heard_loads(self, gateway_ips: Mapping[str, str]) -> LoadsReport | None:
+        """Return the load reports that a gateway (Pod name -> address) has read, of the first one that answers.
+
+        One call instead of one for each worker; what is told is up to some seconds old.
+        """
+        caller = object()
+        for ip in gateway_ips.values():
+            found = await self._of_pod(caller, ip, self._gateway_port, "/loads", _LOADS, most_bytes=_LOADS_BYTES)
+            if found is not None:
+                return found
+        return None
 
     async def pairs(self, gateway_ips: Mapping[str, str]) -> tuple[PairsReport, ...]:
         """Return what the canaries of each gateway (Pod name -> address) found; without gateways that do not answer."""

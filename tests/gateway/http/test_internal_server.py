@@ -40,7 +40,7 @@ async def test_pages(make_site: MakeSite) -> None:
 
 async def test_clients_do_not_get_them(make_site: MakeSite) -> None:
     site = await make_site(Engine("m", Role.MIXED))
-    for path in ("/metrics", "/kv-pairs"):
+    for path in ("/metrics", "/kv-pairs", "/loads"):
         assert (await site.get(path)).status == 404
 
 

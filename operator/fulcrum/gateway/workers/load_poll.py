@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Final
 
 import msgspec
 
+from fulcrum.api.gateway import LoadsReport
 from fulcrum.api.worker import TransferCounters
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.capacity.trust import measured_speed, pool_speed
@@ -31,6 +33,9 @@ _SHARED_PERIOD_SECONDS: Final = 0.25
 `benchmarks/kv_tiers.py` shows what it is worth."""
 _ASKS_PER_SECOND: Final = 200
 """Most questions a second that a shorter period may lead to; they take 0.6 % of a core."""
+TOLD_SECONDS: Final = 4.0
+"""Longest since the last poll that what agents said is told to others: a period, and the longest wait for an answer,
+twice."""
 
 
 def period_seconds(workers: int, *, alone: bool) -> float:
@@ -61,6 +66,8 @@ class LoadPoller:
         self._speeds = LearnedSpeeds()
         self._reported_transfers = ReportedTransfers(unpriced_pools)
         self._transfers: dict[KnownRank, TransferCounters] = {}
+        self.polled_at = -inf
+        """Loop time at which the last poll began that has ended."""
         self.suspected: Callable[[KnownRank], None] = lambda _rank: None
         """Called for each rank whose KV transfers failed since it was asked last."""
 
@@ -86,7 +93,9 @@ class LoadPoller:
         asked = [worker for worker in self._registry.workers if worker.agent is not None]
         if not asked:
             return
+        began = asyncio.get_running_loop().time()
         await asyncio.gather(*(self._ask(worker) for worker in asked))
+        self.polled_at = began
         self._compare_transfers()
         by_pool: dict[str, list[WorkerSpeed]] = {}
         for worker in self._registry.workers:
@@ -111,6 +120,14 @@ class LoadPoller:
         for worker in self._registry.workers:
             if worker.report is not None:
                 self._registry.cluster.report(worker.name, worker.report, now)
+
+    def report(self) -> LoadsReport:
+        """What agents said in the last poll, as long as another one would have been due twice; then nothing."""
+        age_seconds = asyncio.get_running_loop().time() - self.polled_at
+        loads = {}
+        if age_seconds <= TOLD_SECONDS:
+            loads = {worker.name: worker.report for worker in self._registry.workers if worker.report is not None}
+        return LoadsReport(age_seconds=min(age_seconds, TOLD_SECONDS), loads=loads)
 
     def _compare_transfers(self) -> None:
         before, self._transfers = self._transfers, {}
