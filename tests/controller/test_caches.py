@@ -116,6 +116,20 @@ async def test_own_writes_are_seen_before_the_watch_tells_of_them(script: Script
         assert changed == [KEY, KEY, KEY]
 
 
+async def test_new_measurements_in_a_status_are_known_and_make_nothing_due(script: Script) -> None:
+    async with caching(script.server) as (caches, _, changed):
+        changed.clear()
+        caches.record(INFERENCE_CLUSTER, made("c", 6, status={"observedGeneration": 1, "ttft": {"p50": "1s"}}))
+        assert changed == [KEY]
+        caches.record(INFERENCE_CLUSTER, made("c", 7, status={"observedGeneration": 1, "ttft": {"p50": "2s"}}))
+        assert changed == [KEY]
+        known = caches.get(INFERENCE_CLUSTER, *KEY)
+        assert known is not None
+        assert known["status"]["ttft"] == {"p50": "2s"}
+        caches.record(INFERENCE_CLUSTER, made("c", 8, status={"observedGeneration": 2, "ttft": {"p50": "2s"}}))
+        assert changed == [KEY, KEY]
+
+
 async def test_a_deletion_of_another_object_of_that_name_marks_nothing(script: Script) -> None:
     async with caching(script.server) as (caches, kube, _):
         await kube.delete(POD, "n", "a", uid="u-of-another")

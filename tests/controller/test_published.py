@@ -9,7 +9,7 @@ import pytest
 
 from fulcrum.api.objects import to_dict
 from fulcrum.api.types import ForecastMethod, InferenceClusterStatus, KvTierStatus
-from fulcrum.controller.published import keeping_measurements, with_measurements
+from fulcrum.controller.published import differ_in_measurements, keeping_measurements, with_measurements
 from fulcrum.decide.measurements import Measurements
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
@@ -105,3 +105,21 @@ def test_a_forecast_of_another_method_is_another_forecast() -> None:
     changed = with_measurements(full, Measurements(traffic=TRAFFIC, forecast=other), full)
     assert changed.forecast is not None
     assert (changed.forecast.method, changed.forecast.rate) == ("arima", 2.4)
+
+
+def test_measurements_alone_are_no_news_and_everything_else_is() -> None:
+    last = InferenceClusterStatus(observed_generation=3)
+    measured = with_measurements(last, Measurements(traffic=TRAFFIC, forecast=FORECAST), last)
+    assert keeping_measurements(measured, last) == last
+
+    def document(version: int, status: InferenceClusterStatus | None, **metadata: str) -> dict[str, object]:
+        written = {} if status is None else {"status": to_dict(status)}
+        return {"metadata": {"name": "c", "resourceVersion": str(version), **metadata}, "spec": {}, **written}
+
+    assert differ_in_measurements(document(1, last), document(2, measured))
+    assert differ_in_measurements(document(2, measured), document(3, last))
+    other = msgspec.structs.replace(measured, observed_generation=4)
+    assert not differ_in_measurements(document(1, last), document(2, other))
+    assert not differ_in_measurements(document(1, None), document(2, measured))
+    assert not differ_in_measurements(document(1, last), document(2, measured, deletionTimestamp="now"))
+    assert not differ_in_measurements(document(1, last), {**document(2, measured), "spec": {"model": {}}})

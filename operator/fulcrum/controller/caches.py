@@ -14,6 +14,7 @@ import msgspec
 from fulcrum.api.names import LABEL_CLUSTER
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, POD, SERVICE
+from fulcrum.controller.published import differ_in_measurements
 from fulcrum.controller.seen import SeenGroup, SeenObject, SeenPod
 from fulcrum.kube import Api, Key, Resource, Unreachable
 from fulcrum.kube.informer import Informer
@@ -131,6 +132,8 @@ class Caches:
         return self._informers[resource, None if self._everywhere else namespace]
 
     def _cluster_changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        if old is not None and new is not None and differ_in_measurements(old, new):
+            return
         metadata = (new or old or {})["metadata"]
         self._changed((metadata["namespace"], metadata["name"]))
 

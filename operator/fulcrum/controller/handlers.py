@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import kopf
 
 from fulcrum.api.names import GROUP, PLURAL, VERSION
 from fulcrum.controller.cluster_watches import ClusterKey
 from fulcrum.controller.queue import Wake
+
+_MOST_TOLD: Final = 10_000
+"""Clusters of which is remembered what was told; those that are gone are among them."""
 
 
 class _Retries:
@@ -42,10 +45,25 @@ def make_registry(enqueue: Callable[[ClusterKey, Wake], None]) -> kopf.OperatorR
     """Return handlers that call `enqueue` with the cluster that an event is about, and whether it changed."""
     registry = kopf.OperatorRegistry()
 
+    told: dict[tuple[str, str], tuple[object, ...]] = {}
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def on_cluster(type: str | None, name: str, namespace: str | None, **_: Any) -> None:  # noqa: A002 - kopf's
+    async def on_cluster(
+        type: str | None,  # noqa: A002 - kopf's
+        name: str,
+        namespace: str | None,
+        meta: kopf.Meta,
+        **_: Any,
+    ) -> None:
+        key = (namespace or "", name)
+        state = (*map(meta.get, ("uid", "generation", "deletionTimestamp")), dict(meta.labels), dict(meta.annotations))
+        if type == "MODIFIED" and told.get(key) == state:
+            return  # its status alone, which `caches` look at
+        if len(told) >= _MOST_TOLD:
+            told.clear()
+        told[key] = state
         # Without a type it stands in a list, which kopf reads again now and then: the whole fleet, all at once.
-        enqueue((namespace or "", name), Wake.TIMER if type is None else Wake.EVENT)
+        enqueue(key, Wake.TIMER if type is None else Wake.EVENT)
 
     @kopf.on.login(registry=registry)
     def on_login(**kwargs: Any) -> kopf.ConnectionInfo | None:

@@ -10,6 +10,7 @@ import msgspec
 from fulcrum.api.durations import seconds, text_of
 from fulcrum.api.quantities import three_digits
 from fulcrum.api.types import ForecastStatus, InferenceClusterStatus, KvTierStatus, LatencyQuantiles
+from fulcrum.controller.children import Manifest
 from fulcrum.decide.measurements import Measurements
 from fulcrum.forecast.result import Forecast
 from fulcrum.load.traffic import Traffic
@@ -20,6 +21,21 @@ LEAST_CHANGE: Final = 0.05
 """Relative change of a figure below which the published one stays."""
 LEAST_SHARE_CHANGE: Final = 0.005
 _LONGEST_SECONDS: Final = 999_999.0
+_MEASURED: Final = (
+    "attainment",
+    "ttft",
+    "tpot",
+    "rejected_ratio",
+    "queued",
+    "forecast",
+    "kv_tiers",
+    "adapters",
+    "batches",
+)
+"""Fields of the status that `with_measurements` sets."""
+_MEASURED_KEYS: Final = frozenset(
+    each.encode_name for each in msgspec.structs.fields(InferenceClusterStatus) if each.name in _MEASURED
+)
 
 
 def with_measurements(
@@ -46,18 +62,20 @@ def with_measurements(
 
 def keeping_measurements(status: InferenceClusterStatus, last: InferenceClusterStatus) -> InferenceClusterStatus:
     """Return the status with the measurements of the last one."""
-    return msgspec.structs.replace(
-        status,
-        attainment=last.attainment,
-        ttft=last.ttft,
-        tpot=last.tpot,
-        rejected_ratio=last.rejected_ratio,
-        queued=last.queued,
-        forecast=last.forecast,
-        kv_tiers=last.kv_tiers,
-        adapters=last.adapters,
-        batches=last.batches,
+    return msgspec.structs.replace(status, **{field: getattr(last, field) for field in _MEASURED})
+
+
+def differ_in_measurements(one: Manifest, other: Manifest) -> bool:
+    """Report whether two states of an InferenceCluster differ in measurements alone: nothing follows from those."""
+    plain_one, plain_other = (
+        {**each, "metadata": {**each["metadata"], "resourceVersion": ""}, "status": _without_measurements(each)}
+        for each in (one, other)
     )
+    return plain_one == plain_other
+
+
+def _without_measurements(document: Manifest) -> Manifest:
+    return {name: value for name, value in (document.get("status") or {}).items() if name not in _MEASURED_KEYS}
 
 
 def _forecast(ahead: Forecast | None, last: ForecastStatus | None) -> ForecastStatus | None:
