@@ -100,7 +100,7 @@ PORT_RANKS: Final = 29501
 """Where the ranks of a worker on several nodes find each other: vLLM's `--master-port`, at its default."""
 PORT_GATEWAY: Final = 8080
 PORT_GATEWAY_INSIDE: Final = 8082
-"""`GET /metrics` and `GET /kv-pairs` of a gateway: for the cluster, not for clients."""
+"""`GET /metrics`, `/kv-pairs` and `/loads` of a gateway: for the cluster, not for clients."""
 PORT_BATCH: Final = 8083
 """Files and batches: for the gateways of the cluster, not for clients."""
 PORT_OPERATOR_HEALTH: Final = 8081

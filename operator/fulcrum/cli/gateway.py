@@ -14,7 +14,7 @@ import click
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    help="Port of /metrics and /kv-pairs, for the cluster.  [default: 8082; a free one with --static-worker]",
+    help="Port of /metrics, /kv-pairs and /loads, for the cluster.  [default: 8082; a free one with --static-worker]",
 )
 @click.option("--namespace", help="Namespace of the worker Pods.  [default: $POD_NAMESPACE]")
 @click.option("--served-name", help="Model name that clients send; overrides the configuration.")
