@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulcrum.rehearsal.difference import difference
+from fulcrum.rehearsal.difference import difference, over_draws
 
 TIMES = np.linspace(0.0, 199.9, 600)
 NONE = np.zeros(600, dtype=np.bool_)
@@ -82,3 +82,18 @@ def test_a_short_time_is_still_several_blocks() -> None:
     ahead, error = difference(one, np.zeros(160, dtype=np.bool_), times)
     assert ahead == 80.0
     assert error < 10.0
+
+
+def test_draws_of_the_same_arrivals_add_no_certainty() -> None:
+    """Two layouts are equally good, and each block of the arrivals suits one of them: luck that both draws share."""
+    random = np.random.default_rng(3)
+    block, sure = (TIMES // 10).astype(np.int64), 0
+    for _ in range(300):
+        suits = random.uniform(-0.4, 0.4, block[-1] + 1)[block]
+        draws = [
+            difference(random.random(600) < 0.5 + suits, random.random(600) < 0.5 - suits, TIMES) for _ in range(2)
+        ]
+        gain, error = over_draws(draws)
+        assert gain == pytest.approx((draws[0][0] + draws[1][0]) / 2)
+        sure += abs(gain) > 2 * error
+    assert sure <= 0.08 * 300, "beyond two errors lie 5 % by chance, and a little more as errors are estimated"

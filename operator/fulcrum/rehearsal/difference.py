@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, sqrt
 
 import numpy as np
@@ -21,6 +22,16 @@ def difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, f
     """
     ahead = one.astype(np.float64) - other
     return float(ahead.sum()), total_error(ahead, seen_seconds)
+
+
+def over_draws(ahead: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return by how many requests one layout is ahead in several draws (each as `difference`), and the standard error.
+
+    Draws differ in what was drawn. Their arrivals are the same, and the luck in these, which errors measure, does not
+    average out.
+    """
+    gains, errors = np.array(ahead).T
+    return float(gains.mean()), sqrt(float((errors**2).mean()))
 
 
 def mean_difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, float]:

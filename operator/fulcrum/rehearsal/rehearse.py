@@ -15,7 +15,7 @@ import numpy as np
 from fulcrum.decide.rehearsed import PlayedLayout
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.candidates import candidates
-from fulcrum.rehearsal.difference import Bools, difference, mean_difference
+from fulcrum.rehearsal.difference import Bools, difference, mean_difference, over_draws
 from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.future import Future, future, span_of
 from fulcrum.rehearsal.lengths import AnswerLengths
@@ -167,8 +167,9 @@ def _confirm(plays: _Plays, best: Layout, first: Future, second: Future, *, insi
         difference(*again, second.seen_seconds),
     ]
     offset = plays.off(standing, best) * -total
-    gain = sum(each for each, _ in ahead) / 2 + offset
-    error = sqrt(sum(each**2 for _, each in ahead) / 4 + total**2 * plays.off_variance(standing, best))
+    gain, chance = over_draws(ahead)
+    gain += offset
+    error = sqrt(chance**2 + total**2 * plays.off_variance(standing, best))
     agree = all(each + offset > 0 for each, _ in ahead)
     wins = agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
     return _Verdict(wins=wins, gain=gain, error=error, again=again[0 if wins else 1])
