@@ -150,6 +150,30 @@ def test_what_is_not_seen_teaches_nothing() -> None:
     assert made.transfers.learnt == {}
 
 
+@pytest.mark.parametrize("when", ["asked", "pulled"])
+@pytest.mark.parametrize("filled", ["KV cache", "batch"])
+def test_a_wait_for_a_place_that_other_gateways_took_teaches_nothing(filled: str, when: str) -> None:
+    """What was learnt of such waits made KV transfers 66 times as slow as they are, so that no layout had two roles."""
+    made = view("d")
+    decode = made.workers.by_name["d"]
+    in_kv = {"running": 3.0, "context_tokens": 0.9 * decode.engine.kv_capacity}
+    in_batch = {"running": float(decode.engine.max_batch), "context_tokens": 0.1 * decode.engine.kv_capacity}
+    others = in_kv if filled == "KV cache" else in_batch
+    for now in (0.0, 10.0, 20.0, 30.0):
+        flight = made.start(ask(two_legs=True), find(made, ask(two_legs=True), now), now)
+        decode.set_foreign(now, **(others if when == "asked" else {}))
+        made.prefill_done(flight, now + 0.1, prompt_tokens=1000.0)
+        decode.set_foreign(now + 0.1, **(others if when == "pulled" else {}))
+        made.pulled(flight, now + 9.0)
+        made.finish(flight, now + 9.5)
+        decode.set_foreign(now + 9.5)
+    assert made.transfers.report() == ()
+    for now in (40.0, 50.0, 60.0):
+        move(made, 0.4, now=now)
+    (rate,) = made.transfers.report()
+    assert rate.seconds_per_token == pytest.approx(0.398 / 1000)
+
+
 def test_a_decode_worker_that_holds_the_prefix_is_preferred() -> None:
     made = view("d")
     made.workers.put("d2", Role.DECODE, pool="d")

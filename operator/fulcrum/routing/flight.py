@@ -43,6 +43,8 @@ class Flight:
         self.pulled_tokens = 0.0
         """Prompt tokens whose KV its decode worker was asked to pull, and has not pulled yet as far as is seen."""
         self.pull_asked_at = 0.0
+        self.pull_waits = False
+        """It may have waited for a place on its decode worker."""
 
     def made_tokens(self, now_seconds: float) -> float:
         """Return how many tokens of its answer are made by now, by the predicted steps of its decode worker."""

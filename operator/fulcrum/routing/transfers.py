@@ -64,6 +64,7 @@ class Transfers:
     def begin(flight: Flight, tokens: float, now_seconds: float) -> None:
         """A decode worker is asked to pull the KV of so many tokens."""
         flight.pulled_tokens, flight.pull_asked_at = tokens, now_seconds
+        flight.pull_waits = _is_full(flight.decode)
         for worker in (flight.prefill, flight.decode):
             if not worker.pulls:
                 worker.link_at = now_seconds
@@ -83,7 +84,7 @@ class Transfers:
         source, target, tokens = flight.prefill, flight.decode, flight.pulled_tokens
         if tokens <= 0:
             return
-        answers, engine = target.answers, target.engine
+        answers = target.answers
         step = answers.step_seconds()
         # A busy engine begins to pull between two steps, and adds what it has pulled between two others.
         between = 0.5 * step if answers.running + answers.foreign_running > 1 else 0.0
@@ -94,9 +95,8 @@ class Transfers:
             if next(iter(worker.pulls), None) is flight.load:
                 worker.link_at = max(now_seconds - step, began_at)
         self.drop(flight)
-        full = answers.running > engine.max_batch or answers.context_tokens > engine.kv_capacity > 0
-        if full or target.prompts.busy:
-            return  # it also waited for a place in the batch, or for prompts
+        if flight.pull_waits or _is_full(target) or target.prompts.busy:
+            return  # it may have waited for a place in the batch, or for prompts
         if between and seconds <= step + between:
             if self.cost(source, target).seconds(tokens) <= step:
                 return  # as expected: it took a step at most, and how much of it is not seen
@@ -132,6 +132,14 @@ class Transfers:
         if any(found.stale(now_seconds) for found in self.learnt.values()):
             self.learnt = {pair: found for pair, found in self.learnt.items() if not found.stale(now_seconds)}
             self._costs.clear()
+
+
+def _is_full(target: WorkerView) -> bool:
+    """Report whether what decodes there, whoever sent it, may fill the batch or the KV cache."""
+    answers, engine = target.answers, target.engine
+    running = answers.running + answers.foreign_running
+    context = answers.context_tokens + answers.foreign_context
+    return running > engine.max_batch or context > TUNING.estimate_share * engine.kv_capacity > 0
 
 
 def _pair(source: WorkerView, target: WorkerView) -> PoolPair:
