@@ -110,9 +110,12 @@ def _row(candidate: Candidate, width: int) -> str:
 
 def _rehearsal(played: RehearsalStatus) -> list[str]:
     ahead = f"{played.gain:+g} requests" + ("" if played.error is None else f", error {played.error:g}")
+    best = f"{played.best} {played.best_attainment:.1%} ({ahead})"
+    if played.best == played.stood:
+        best = "no other layout serves more"
     text = [
         f"rehearsed  {played.time}, {played.requests} requests: {played.stood} {played.stood_attainment:.1%} inside, "
-        f"{played.best} {played.best_attainment:.1%} ({ahead}); {played.chosen} was chosen"
+        f"{best}; {played.chosen} was chosen"
     ]
     if played.off is not None:
         more = "more" if played.off > 0 else "less"
