@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from tests.machine import eventually
+from tests.machine import deadline_seconds, eventually
 from tests.rehearsal.worlds import SLO, SPEED, split, watch
 from tests.simulation.worlds import poisson, qos_classes
 
@@ -163,6 +163,8 @@ async def rehearsing(
 ) -> AsyncIterator[tuple[Rehearsals, list[tuple[str, str]]]]:
     woken: list[tuple[str, str]] = []
     now = lambda: NOW + timedelta(seconds=clock.now - Clock.now)  # noqa: E731
+    long_seconds = deadline_seconds(60)  # it plays when nothing else wants the cores
+    process = process or PlayProcess(deadline_seconds=long_seconds, start_seconds=long_seconds)
     async with Rehearsals(metrics, wake=woken.append, now=now, process=process, clock=clock) as rehearsals:
         yield rehearsals, woken
 
