@@ -150,9 +150,7 @@ def test_the_report_tells_of_each_rank_and_of_all(workers: Workers) -> None:
     assert load.work is not None
     assert load.work.prompts == sum(rank.work.prompts for rank in ranks if rank.work is not None)
     assert load.speed is not None, "measured with all ranks at work"
-    # Measured once, on shared cores: a longer prompt need not have taken longer.
-    assert load.speed.prefill_a + load.speed.prefill_b > 0
-    assert load.speed.decode_a + load.speed.decode_b > 0
+    assert load.speed.prefill_b > 0
 
 
 def test_each_pair_of_ranks_hands_over(workers: Workers) -> None:

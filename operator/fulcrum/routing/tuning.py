@@ -18,7 +18,8 @@ class RoutingTuning:
     estimate_share: float = 0.8
     """Share of a limit that an estimate may fill, as it can be wrong by the rest: of a promise (what one worker
     of a pair may take, and from where an outcome tells how good a margin is), of a worker's time (prompts; batch
-    requests), of a KV cache (prefixes), and of a limit that a refused request finds the worker below on return."""
+    requests), of a KV cache (prefixes; above it a pull of KV may have to wait for room), and of a limit that a refused
+    request finds the worker below on return."""
     most_wrong: float = 3.0
     """Actual over predicted latency beyond which it is no error of a prediction: a worker that is so much later than
     its like is an outlier, no margin is wider, and idle workers serve a request that is predicted so late."""
