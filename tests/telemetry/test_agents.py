@@ -57,9 +57,10 @@ class FakeAgent:
         return web.Response(body=body, status=404 if self.answer == "error" else 200)
 
     async def loads(self, _: web.Request) -> web.Response:
-        body = (
-            b'{"ageSeconds": 1, "loads": ' + b'{"a":' * 5000 if self.answer == "garbage" else msgspec.json.encode(LOADS)
-        )
+        age_seconds = -1.0 if self.answer == "early" else LOADS.age_seconds
+        body = msgspec.json.encode(LoadsReport(age_seconds=age_seconds, loads=LOADS.loads))
+        if self.answer == "garbage":
+            body = b'{"ageSeconds": 1, "loads": ' + b'{"a":' * 5000
         return web.Response(body=body, status=404 if self.answer == "error" else 200)
 
     async def progress(self, _: web.Request) -> web.Response:
@@ -109,7 +110,8 @@ async def test_the_first_gateway_that_answers_tells_what_it_heard_of_workers(age
     async with Agents(gateway_port=agent.port, deadline_seconds=PATIENT) as agents:
         assert await agents.heard_loads({"refused": "127.99.99.99", "one": "127.0.0.1"}) == LOADS
         assert await agents.heard_loads({}) is None
-        for answer in ("error", "garbage"):  # "error": one of an older release has no such page
+        # "error": one of an older release has no such page; "early": of a time to come, which would be fresh for ever
+        for answer in ("error", "garbage", "early"):
             agent.answer = answer
             assert await agents.heard_loads({"one": "127.0.0.1"}) is None
 

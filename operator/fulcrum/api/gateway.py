@@ -5,6 +5,8 @@ As with workers, both may be of different releases: defaults are left out, and u
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from fulcrum.api.batch import GatewayBatch
@@ -145,7 +147,7 @@ class PairsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class LoadsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`GET /loads` of a gateway: what its workers' agents said when it asked them last."""
 
-    age_seconds: float
+    age_seconds: Annotated[float, msgspec.Meta(ge=0)]
     """Since then."""
     loads: dict[str, LoadReport]
     """By worker; without those that did not answer."""

@@ -28,7 +28,7 @@ MOST_KEYS: Final = 64
 """Prefix keys of one request: enough for a prompt of 2 MiB."""
 MOST_TOKENS: Final = 0x7FFFFFFF
 """Most of a number of tokens or bytes; what engines report can be anything."""
-_ODD: Final = 0x9E3779B97F4A7C15
+SPREAD: Final = 0x9E3779B97F4A7C15
 """Spreads numbers in a row over 64 bits (2^64 divided by the golden ratio)."""
 _FIRST_BIT: Final = 40
 _WORD: Final = (1 << 64) - 1
@@ -153,7 +153,7 @@ def is_sampled(keys: Sequence[int], number: int, depths: Sequence[int], begin: i
     """
     for level in range(begin, len(depths)):
         depth = depths[level]
-        draw = keys[depth] if depth < len(keys) else number * _ODD & _WORD
+        draw = keys[depth] if depth < len(keys) else number * SPREAD & _WORD
         if draw >> (_FIRST_BIT + level) & 1:
             return False
     return True

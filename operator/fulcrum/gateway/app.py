@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +29,7 @@ from fulcrum.gateway.http.budget import Budget
 from fulcrum.gateway.http.clients import BACKLOG, drain, listen, sweep
 from fulcrum.gateway.http.connection import ClientConnection
 from fulcrum.gateway.http.cors import Cors
-from fulcrum.gateway.http.internal_server import InternalServer
+from fulcrum.gateway.http.internal_server import InternalServer, Page
 from fulcrum.gateway.http.passage import Destination
 from fulcrum.gateway.http.places import Places
 from fulcrum.gateway.http.request import Request
@@ -108,18 +108,6 @@ class Gateway:
         self._knows_workers = bool(settings.static_workers)
         self.port = settings.port
         self.inside_port = settings.inside_port
-        self._inside = InternalServer(
-            {
-                "/metrics": self._metrics_page,
-                "/demand": lambda _: (b"application/json", msgspec.json.encode(self.hold.report())),
-                "/kv-pairs": lambda _: (b"application/json", msgspec.json.encode(self.prewarmer.report())),
-                "/loads": lambda _: (b"application/json", msgspec.json.encode(self.poller.report())),
-            },
-            {SENT_PATH: self._prefixes.learn},
-            {"/health": lambda: None, "/ready": self.not_ready},
-            guarded={RECORD_PATH: lambda query: record_page(self.recorder, query, loop.time())},
-            token=settings.token,
-        )
         self._tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._stop = asyncio.Event()
@@ -134,6 +122,18 @@ class Gateway:
             adapters=self.adapters,
             tracing=self.tracing,
             recorder=self.recorder,
+        )
+        self._inside = InternalServer(
+            {
+                "/metrics": self._metrics_page,
+                "/demand": _json_page(self.hold.report),
+                "/kv-pairs": _json_page(self.prewarmer.report),
+                "/loads": _json_page(self.poller.report),
+            },
+            {SENT_PATH: self._prefixes.learn},
+            {"/health": lambda: None, "/ready": self.not_ready},
+            guarded={RECORD_PATH: lambda query: record_page(self.recorder, query, loop.time())},
+            token=settings.token,
         )
 
     @property
@@ -299,6 +299,10 @@ class Gateway:
             sweep(self.places, now)
             self.slow_readers.sweep(now, self.response_budget)
             self.registry.sweep(now)
+
+
+def _json_page(report: Callable[[], msgspec.Struct]) -> Page:
+    return lambda _: (b"application/json", msgspec.json.encode(report()))
 
 
 def _labels(settings: Settings) -> dict[str, str]:

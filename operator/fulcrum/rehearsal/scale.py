@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulcrum.api.names import Role
+from fulcrum.api.record import SPREAD
 from fulcrum.performance.layout import ROLES, Layout
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
-
-_GOLDEN = 0x9E3779B97F4A7C15
-"""Spreads numbers in a row over 64 bits (2^64 divided by the golden ratio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +80,7 @@ def thinned(seen: Seen, share: float) -> Seen:
     """Return a share of the requests; those that have a prefix in common stay or go together."""
     if share >= 1:
         return seen
-    draws = _group_of_each(seen) * np.uint64(_GOLDEN)  # wraps around
+    draws = _group_of_each(seen) * np.uint64(SPREAD)  # wraps around
     return seen.at(draws < np.uint64(min(int(share * 2**64), 2**64 - 1)))
 
 

@@ -18,7 +18,7 @@ HEADERS: Final[dict[str, str]] = {"Accept-Encoding": "identity"}
 SMALL_BYTES: Final = 256 * 1024
 """Answers up to this size are read at once; larger ones in turns, of which `BIG_AT_ONCE` go on at a time."""
 BIG_AT_ONCE: Final = 4
-"""With the largest page (8 MiB) 32 MiB at a time: a small part of the operator's 512 MiB."""
+"""With the largest page (8 MiB) 32 MiB at a time: a small part of the operator's memory."""
 
 
 @lru_cache(maxsize=16_384)
