@@ -17,7 +17,7 @@ PLAIN = (0.0, 0.5, 1.0, 2.0)
 GUARD = 1e-6
 
 LEFT = (
-    "decide/initial.py _USUAL",
+    "decide/last_layout.py _USUAL",
     "routing/engine_speed.py NOMINAL_SPEED",
     "routing/prefix_room.py keep: 1e+06",
     "routing/timing.py _MOST_ROWS",

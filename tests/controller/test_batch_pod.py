@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.controller.snapshots import snapshot_of
 from tests.controller.test_batch_child import WITH_BATCH
 from tests.controller.test_observe import CLUSTER
 from tests.decide.world import START, make_spec, pool
@@ -16,7 +17,7 @@ from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionStatus, ConditionType
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.observe import Observed, batch_address, make_snapshot
+from fulcrum.controller.observed import Observed, batch_address
 from fulcrum.controller.seen import SeenPod
 from fulcrum.report import plan
 
@@ -48,7 +49,7 @@ def problem(*pods: Manifest, conditions: tuple[Manifest, ...] = (), on: bool = T
     cluster = {**CLUSTER, "spec": {**CLUSTER["spec"], **(WITH_BATCH if on else {})}}  # type: ignore[dict-item]
     deployment = {"metadata": {}, "spec": {"replicas": 1}, "status": {"conditions": list(conditions)}}
     observed = Observed(cluster=cluster, pods=(), deployment=None, service=None, batch=deployment, batch_pods=pods)
-    return make_snapshot(observed, load_inference_cluster(cluster), frozenset()).batch_problem
+    return snapshot_of(observed, load_inference_cluster(cluster)).batch_problem
 
 
 @pytest.mark.parametrize(

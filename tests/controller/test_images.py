@@ -16,7 +16,7 @@ from fulcrum.controller.children import Manifest, Owner, worker_pod
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import Observed, running_images
+from fulcrum.controller.observed import Observed, running_images
 from fulcrum.rollout import CreateWorker
 
 OWNER = Owner(name="c", namespace="ns", uid="u")

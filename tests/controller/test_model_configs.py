@@ -30,7 +30,7 @@ from fulcrum.controller.model_configs import ModelConfigs, ServedModel, refused_
 from fulcrum.decide import Refusal, Snapshot
 from fulcrum.kube import ApiError, Unreachable
 from fulcrum.report import plan
-from fulcrum.rollout import CreateWorker, chosen_kv_dtype, standing_workers, with_model, worker_config
+from fulcrum.rollout import CreateWorker, chosen_kv_dtype, chosen_model, standing_workers, worker_config
 
 LATENT: Data = LLAMA | {
     "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128
@@ -41,7 +41,9 @@ NAMED = {"name": "own/model", "config": {"configMap": "own"}}
 
 def modelled(snapshot: Snapshot, known: ModelFacts) -> Snapshot:
     """With the model, as the operator has it."""
-    return with_model(snapshot, known, standing_workers(snapshot.name, snapshot.spec, snapshot.workers))
+    standing = standing_workers(snapshot.name, snapshot.spec, snapshot.workers)
+    model, note = chosen_model(known, snapshot.model_note, model_name=snapshot.spec.model.name, standing=standing)
+    return replace(snapshot, model=model, model_note=note)
 
 
 def refused_in(snapshot: Snapshot) -> dict[str, Refusal]:
@@ -189,13 +191,9 @@ def test_workers_that_stand_go_on_and_those_that_join_them_are_as_they_are(
     assert snapshot.model is not None
     assert snapshot.model.attention is kept
     assert snapshot.model.dimensions == known.dimensions
-    result = plan(
-        replace(
-            snapshot,
-            kv_dtype=chosen_kv_dtype(snapshot, standing_workers(snapshot.name, snapshot.spec, snapshot.workers)),
-        ),
-        world.now,
-    )
+    stand = standing_workers(snapshot.name, snapshot.spec, snapshot.workers)
+    kv_dtype = chosen_kv_dtype(snapshot.spec, snapshot.model, stand)
+    result = plan(replace(snapshot, kv_dtype=kv_dtype), world.now)
     assert not result.actions, "nothing restarts"
     assert result.status.kv_cache is not None
     assert result.status.kv_cache.reason.endswith(

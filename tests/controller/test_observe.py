@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.controller.snapshots import snapshot_of
 
 from fulcrum.api.names import Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.controller.children import Manifest
-from fulcrum.controller.observe import Observed, gateways_send_token, make_snapshot, read_worker
+from fulcrum.controller.observed import Observed, gateways_send_token
+from fulcrum.controller.read_workers import read_worker
 from fulcrum.controller.seen import SeenPod
 from fulcrum.decide import Termination, WorkerPhase
 
@@ -161,7 +163,7 @@ def test_the_whole_snapshot(annotations: dict[str, str], paused: bool) -> None:
         deployment={"spec": {"replicas": 2}, "status": {"availableReplicas": 1}},
         service={"spec": {"clusterIP": "10.1.1.1"}},
     )
-    snapshot = make_snapshot(observed, load_inference_cluster(document), frozenset())
+    snapshot = snapshot_of(observed, load_inference_cluster(document))
     assert [worker.name for worker in snapshot.workers] == ["c-p-0", "c-p-1"]
     assert (snapshot.gateway.desired, snapshot.gateway.ready, snapshot.gateway.cluster_ip) == (2, 1, "10.1.1.1")
     assert (snapshot.generation, snapshot.paused) == (3, paused)
@@ -188,13 +190,13 @@ def test_a_pod_with_our_labels_that_is_not_ours_takes_a_name_and_no_place() -> N
     foreign["metadata"]["ownerReferences"] = []
     earlier = pod("c-p-1")
     earlier["metadata"]["ownerReferences"] = [{"kind": "InferenceCluster", "name": "c", "uid": "an earlier one"}]
-    snapshot = make_snapshot(*observed(foreign, earlier), frozenset(), taken=frozenset({"c-p-7"}))
+    snapshot = snapshot_of(*observed(foreign, earlier), taken=frozenset({"c-p-7"}))
     assert [(worker.name, worker.deleting) for worker in snapshot.workers] == [("c-p-1", True)]
     assert snapshot.taken_names == {"c-p-0", "c-p-7"}
 
 
 def test_a_pod_whose_node_is_gone_is_on_its_way_out() -> None:
-    snapshot = make_snapshot(*observed(pod()), frozenset(), lost=frozenset({"u"}))
+    snapshot = snapshot_of(*observed(pod()), lost=frozenset({"u"}))
     (worker,) = snapshot.workers
     assert (worker.lost, worker.deleting, worker.live) == (True, True, False)
 
@@ -202,7 +204,7 @@ def test_a_pod_whose_node_is_gone_is_on_its_way_out() -> None:
 @pytest.mark.parametrize(("said", "goes_on"), [(None, False), ("2", False), ("3", True)])
 def test_a_rollout_goes_on_for_the_generation_that_somebody_named(said: str | None, goes_on: bool) -> None:
     annotations = {"fulcrum.dev/continue-rollout": said} if said else {}
-    snapshot = make_snapshot(*observed(annotations=annotations), frozenset())
+    snapshot = snapshot_of(*observed(annotations=annotations))
     assert snapshot.continues_rollout is goes_on
 
 
@@ -270,7 +272,7 @@ def test_a_worker_that_asks_for_another_token_is_replaced(
 ) -> None:
     observed = Observed(cluster={}, pods=(with_token(pod(), of_pod),), deployment=None, service=None)
     cluster = load_inference_cluster(CLUSTER)
-    (worker,) = make_snapshot(observed, cluster, frozenset(), token_fingerprint=of_cluster).workers
+    (worker,) = snapshot_of(observed, cluster, token_fingerprint=of_cluster).workers
     assert worker.spec_hash == spec_hash
 
 

@@ -14,7 +14,7 @@ from fulcrum.controller.children import Owner, refused_templates
 from fulcrum.controller.installation import Installation
 from fulcrum.decide import ObservedWorker, Snapshot, WorkerPhase
 from fulcrum.report import BalancePlan, plan
-from fulcrum.rollout import CreateWorker
+from fulcrum.rollout import CreateWorker, as_seen
 
 OWNER = Owner(name="c", namespace="ns", uid="u")
 PRIVILEGED = {"spec": {"hostNetwork": True}}
@@ -206,11 +206,10 @@ def test_labels_and_annotations_of_ones_own_are_kept() -> None:
 
 
 def planned(*workers: ObservedWorker) -> BalancePlan:
-    spec = spec_of(PRIVILEGED)
-    snapshot = Snapshot(
-        name="c", generation=1, spec=spec, workers=workers, refused=refused_templates(OWNER, spec, Installation())
-    )
-    return plan(snapshot, datetime.now(UTC))
+    spec, now = spec_of(PRIVILEGED), datetime.now(UTC)
+    refused = refused_templates(OWNER, spec, Installation())
+    seen = as_seen(workers, cluster="c", spec=spec, refused=refused, now=now)
+    return plan(Snapshot(name="c", generation=1, spec=spec, workers=seen, refused=refused), now)
 
 
 def test_no_worker_is_made_and_the_condition_says_why() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.controller.cluster import Cluster, Kubelet, eventually
 from tests.decide.loads import measurements
-from tests.docs.walk import MOST_CALLS, PAGE, calls_on_page, misplaced, traced
+from tests.docs.walk import MOST_CALLS, PAGE, calls_on_page, misplaced, returns, stays_of, traced
 
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.cluster_watches import ClusterWatches
@@ -26,8 +26,11 @@ from fulcrum.decide.measurements import Measurements
 from fulcrum.telemetry import Agents
 
 pytestmark = pytest.mark.integration
-MOST_FILES = 10
-MOST_RETURNS = 5
+MAKES_SNAPSHOT, PLANS = ("make_snapshot", "controller/observe.py"), ("plan", "report/plan.py")
+MOST_WALKED, MOST_WALKED_RETURNS = 14, 4
+"""Files of the page's calls, and how often one of them is read again."""
+MOST_FILES, MOST_RETURNS = 4, 1
+"""Files that are handed the snapshot, and how often it comes back to one of them."""
 
 
 class KnownLoad(ClusterWatches):
@@ -97,8 +100,18 @@ async def test_a_tick_makes_the_calls_of_the_page_and_hands_the_snapshot_to_few_
         with traced(followed=Snapshot) as trace:
             await reconciler.reconcile(key)
         assert (await cluster.status())["lastDecision"]["to"] == "1P:3D"
+        reconciler._memories[key].acknowledged.clear()  # as after a restart of the operator
+        with traced() as next_tick:
+            await reconciler.reconcile(key)
     listed = calls_on_page("One tick", PAGE.read_text())
     assert 10 < len(listed) <= MOST_CALLS
     assert misplaced(listed, trace.calls) == []
+    for tick in (trace, next_tick):
+        assert [tick.calls.count(call) for call in (MAKES_SNAPSHOT, PLANS)] == [1, 1]
+    # Agents are asked before the plan that rests on what they say.
+    assert misplaced([("Agents.loads", "telemetry/agents.py"), MAKES_SNAPSHOT, PLANS], next_tick.calls) == []
+    walked = stays_of(listed)
+    assert len(set(walked)) <= MOST_WALKED, walked
+    assert returns(walked) <= MOST_WALKED_RETURNS, walked
     assert len(set(trace.stays)) <= MOST_FILES, trace.stays
     assert trace.returns <= MOST_RETURNS, trace.stays

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from tests.charts.foreign_kinds import foreign_crds
+from tests.controller.snapshots import snapshot_of
 from tests.controller.test_published_schemas import of, problems
 
 from fulcrum.api.device_fault import DeviceFault, said
@@ -24,7 +25,7 @@ from fulcrum.controller.groups import followers_of, groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import Kube, Resource
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import Observed, make_snapshot
+from fulcrum.controller.observed import Observed
 from fulcrum.decide import WorkerPhase
 from fulcrum.rollout import DeleteWorker
 from fulcrum.rollout.failed_gpus import failed_gpus
@@ -154,7 +155,7 @@ def workers_of(pods: list[Manifest], groups: list[Manifest]) -> dict[str, Any]:
     }
     seen = tuple(worker_pods(pods, groups))
     observed = Observed(cluster=document, pods=seen, deployment=None, service=None, groups=tuple(groups))
-    snapshot = make_snapshot(observed, load_inference_cluster(document), frozenset())
+    snapshot = snapshot_of(observed, load_inference_cluster(document))
     assert {group["metadata"]["name"] for group in groups} <= snapshot.taken_names
     return {worker.name: worker for worker in snapshot.workers}
 

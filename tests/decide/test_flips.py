@@ -16,7 +16,8 @@ from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType
 from fulcrum.decide.inputs import Inputs, gather
-from fulcrum.decide.split import after, to_short_role
+from fulcrum.decide.roles import to_short_role
+from fulcrum.decide.split import after
 from fulcrum.load.demand import Load
 from fulcrum.performance.layout import Layout
 from fulcrum.report import plan
@@ -28,7 +29,8 @@ def inputs_of(rate: float, isl: float, osl: float, dispersion: float = 1.0) -> I
     spec = make_spec(pool(low=WORKERS, high=WORKERS), mode="Auto", slo={"ttft": "500ms", "tpot": "25ms"})
     world = World(spec)
     world.measurements = measurements(rate, isl, osl, dispersion=dispersion)
-    inputs = gather(world.snapshot(), world.now)
+    seen = world.snapshot()
+    inputs = gather(seen.spec, seen.workers, seen.status, seen.measurements, world.now)
     assert isinstance(inputs, Inputs)
     return inputs
 
@@ -111,8 +113,8 @@ def test_status_says_where_flips_restart_engines(restart: bool) -> None:
         if worker.load is not None
     }
     assert len(loads) == 2
-    acknowledged = frozenset((worker.uid, worker.restarts, worker.role_epoch) for worker in seen.workers)
-    found = plan(seen.with_loads(loads, acknowledged), world.now).conditions
+    loaded = tuple(replace(worker, load=loads[worker.name]) for worker in seen.workers)
+    found = plan(replace(seen, workers=loaded), world.now).conditions
     progressing = next(each for each in found if each.type is ConditionType.PROGRESSING)
     assert progressing.reason is Reason.RECONCILED
     assert progressing.message.count("Flips start engines again") == restart

@@ -12,7 +12,8 @@ from tests.decide.test_auto_properties import SPEEDS, Watch, comes_to_rest
 from tests.decide.world import World, make_spec, pool
 
 from fulcrum.api.names import Role
-from fulcrum.decide.last_applied import Wanted, last_applied, last_layout
+from fulcrum.decide.last_layout import LayoutSaid, last_layout
+from fulcrum.decide.size import last_applied
 
 POOLS = ("a", "b", "c")
 ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
@@ -56,7 +57,9 @@ def test_roles_that_workers_drain_from_are_the_only_ones_that_are_open(data: st.
         ({"a": {Role.PREFILL: 9}, "b": {Role.DECODE: 2}}, {"a": 2, "b": 2}, {"a": 4, "b": 2}),
     ],
 )
-def test_each_pool_has_what_was_wanted_of_it(wanted: Wanted, there: dict[str, int], applied: dict[str, int]) -> None:
+def test_each_pool_has_what_was_wanted_of_it(
+    wanted: LayoutSaid, there: dict[str, int], applied: dict[str, int]
+) -> None:
     spec = make_spec(pool("a", low=0, high=4, roles=("prefill",)), pool("b", low=0, high=4, roles=("decode",)))
     world = World(make_spec(*(pool(name, low=count, high=count) for name, count in there.items())))
     for action in world.plan().actions:

@@ -14,7 +14,7 @@ from fulcrum.api.worker import LoadReport
 from fulcrum.decide import GatewayState, ObservedWorker, Snapshot, WorkerPhase
 from fulcrum.decide.measurements import Measurements
 from fulcrum.report import BalancePlan, plan
-from fulcrum.rollout import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, worker_revision
+from fulcrum.rollout import Action, CreateWorker, DeleteWorker, SetRole, StartDrain, TellRole, as_seen, worker_revision
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -85,7 +85,7 @@ class World:
             name="c",
             generation=1,
             spec=self.spec,
-            workers=tuple(self.workers.values()),
+            workers=as_seen(self.workers.values(), cluster="c", spec=self.spec, now=self.now),
             gateway=GatewayState(desired=2, ready=2, cluster_ip="10.0.0.1"),
             paused=paused,
             status=self.status,

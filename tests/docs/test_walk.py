@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.docs.walk import Call, calls_on_page, misplaced, traced
+from tests.docs.walk import Call, calls_on_page, misplaced, returns, stays_of, traced
 
 from fulcrum.api.durations import seconds, text_of
 
@@ -41,6 +41,11 @@ def test_a_call_that_is_absent_or_elsewhere_or_in_another_order_is_found(
     listed: list[Call], problems: list[str]
 ) -> None:
     assert misplaced(listed, [FIRST, ("between", "c.py"), SECOND, FIRST]) == problems
+
+
+def test_files_of_a_list_are_counted_with_those_that_come_again() -> None:
+    assert stays_of([FIRST, SECOND, SECOND, FIRST]) == ["a/b.py", "c.py", "a/b.py"]
+    assert returns(["a/b.py", "c.py", "a/b.py"]) == 1
 
 
 def test_calls_are_traced_and_a_class_is_followed() -> None:

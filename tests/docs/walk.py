@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -35,7 +35,17 @@ class Trace:
     @property
     def returns(self) -> int:
         """How often the followed class came back to a file that it had left."""
-        return len(self.stays) - len(set(self.stays))
+        return returns(self.stays)
+
+
+def stays_of(listed: Iterable[Call]) -> list[str]:
+    """Return the files of a list of calls; calls in a row within a file are one."""
+    return [file for file, _ in itertools.groupby(file for _, file in listed)]
+
+
+def returns(stays: Sequence[str]) -> int:
+    """Return how often one comes back to a file that was left."""
+    return len(stays) - len(set(stays))
 
 
 def calls_on_page(heading: str, page: str) -> list[Call]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.decide.loads import forecast, traffic
 
-from fulcrum.decide.estimate import LoadEstimate, estimate
+from fulcrum.decide.inputs import LoadEstimate, estimate
 from fulcrum.decide.measurements import Measurements
 from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.load.traffic import Traffic

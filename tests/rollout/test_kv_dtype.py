@@ -23,7 +23,8 @@ MIXED = {**pool(roles=("mixed",)), "accelerator": "H100-SXM-80GB"}
 
 def chosen_in(snapshot: Snapshot) -> KvDtype:
     """As the operator chooses it."""
-    return chosen_kv_dtype(snapshot, standing_workers(snapshot.name, snapshot.spec, snapshot.workers))
+    standing = standing_workers(snapshot.name, snapshot.spec, snapshot.workers)
+    return chosen_kv_dtype(snapshot.spec, snapshot.model, standing)
 
 
 def settled(spec: InferenceClusterSpec, dtype: KvCacheDtype = KvCacheDtype.AUTO) -> World:

@@ -39,9 +39,8 @@ def snapshot(*reports: OffloadReport, pooled: bool = True) -> Snapshot:
         for worker, report in zip(seen.workers, reports, strict=False)
         if worker.load is not None
     }
-    acknowledged = frozenset((worker.uid, worker.restarts, worker.role_epoch) for worker in seen.workers)
     assert len(loads) == len(reports)
-    return replace(seen.with_loads({**{w.name: w.load for w in seen.workers}, **loads}, acknowledged))
+    return replace(seen, workers=tuple(replace(w, load=loads.get(w.name, w.load)) for w in seen.workers))
 
 
 def condition(seen: Snapshot, kind: ConditionType) -> tuple[bool, Reason, str]:

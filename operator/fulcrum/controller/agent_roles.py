@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from typing import Any
 
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
 from fulcrum.api.worker import LoadReport, SleepRequest
-from fulcrum.capacity.start_timeout import start_timeout_seconds
 from fulcrum.controller.tick import Memory, Tick
-from fulcrum.decide import ObservedWorker, Snapshot
+from fulcrum.decide import ObservedWorker
 from fulcrum.rollout import TellSleep, is_late
 from fulcrum.telemetry import Agents
 
@@ -24,14 +23,17 @@ class AgentRoles:
         self._agents = agents
         self._background: set[asyncio.Task[object]] = set()
 
-    async def with_loads(
-        self, snapshot: Snapshot, known: Mapping[str, LoadReport], memory: Memory, now: datetime
-    ) -> Snapshot:
-        """Return the snapshot with `known` loads, and fresh ones where a decision rests on what is so right now."""
-        start_seconds = start_timeout_seconds(snapshot.spec, snapshot.model)
+    async def fresh_loads(
+        self, workers: Sequence[ObservedWorker], start_seconds: float, memory: Memory, now: datetime
+    ) -> dict[str, LoadReport | None]:
+        """Return the loads by name of the workers about which a decision rests on what is so right now.
+
+        Those are workers that drain, that are not known to know their role, or that have not been ready for
+        `start_seconds`. None: it did not answer.
+        """
         asked = [
             worker
-            for worker in snapshot.workers
+            for worker in workers
             if worker.agent is not None
             and not worker.deleting
             and (
@@ -41,15 +43,15 @@ class AgentRoles:
             )
         ]
         if not asked:
-            return snapshot
+            return {}
         loads = await self._agents.loads({worker.name: agent for worker in asked if (agent := worker.agent)})
         for worker in asked:
             load = loads[worker.name]
             if load is not None and load.role_epoch >= worker.role_epoch:
                 memory.acknowledged.add((worker.uid, worker.restarts, worker.role_epoch))
-        living = {worker.uid for worker in snapshot.workers}
+        living = {worker.uid for worker in workers}
         memory.acknowledged = {entry for entry in memory.acknowledged if entry[0] in living}
-        return snapshot.with_loads({**known, **loads}, frozenset(memory.acknowledged))
+        return loads
 
     def tell_later(self, tick: Tick, worker: ObservedWorker, role: Role, epoch: int) -> None:
         """Tell an agent its role in the background; if it does not hear, a later tick repeats it."""

@@ -27,7 +27,8 @@ from fulcrum.controller.children.worker_group import pod_group, worker_group
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import LEADER_WORKER_SET, POD, POD_GROUP, ApiFailure, Kube, StopTickError
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.observe import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE, is_of_namesake
+from fulcrum.controller.observed import is_of_namesake
+from fulcrum.controller.read_workers import ANNOTATION_DRAINING_FROM, ANNOTATION_DRAINING_SINCE
 from fulcrum.rollout import (
     Action,
     CreateWorker,

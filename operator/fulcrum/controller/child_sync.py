@@ -15,7 +15,7 @@ from fulcrum.api.names import GROUP
 from fulcrum.api.quantities import same_amount
 from fulcrum.controller.children import Manifest
 from fulcrum.controller.kube import CHILD_RESOURCES, Kube
-from fulcrum.controller.observe import is_of_namesake, is_owned
+from fulcrum.controller.observed import is_of_namesake, is_owned
 
 logger = logging.getLogger(__name__)
 

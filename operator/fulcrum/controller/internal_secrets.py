@@ -15,7 +15,7 @@ from fulcrum.controller.child_sync import NameTakenError, why_taken
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.internal_secret import internal_secret, record_secret, token_of
 from fulcrum.controller.kube import SECRET, ApiFailure, Kube
-from fulcrum.controller.observe import is_owned
+from fulcrum.controller.observed import is_owned
 from fulcrum.kube import ApiError
 
 logger = logging.getLogger(__name__)

@@ -1,80 +1,82 @@
-"""From what the API server has told to a `Snapshot`; nothing else is remembered."""
+"""What a decision rests on, from caches, from what they do not hold, and from loads, to one `Snapshot`."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
 
-from fulcrum.api.attention import AttentionKind
-from fulcrum.api.engine_types import KvCacheDtype
-from fulcrum.api.internal_token import ANNOTATION_TOKEN
 from fulcrum.api.names import (
-    ANNOTATION_ATTENTION,
     ANNOTATION_CONTINUE_ROLLOUT,
-    ANNOTATION_KV_DTYPE,
-    ANNOTATION_NO_KV,
-    ANNOTATION_PAUSED,
-    ANNOTATION_RELEASE_IMAGE,
-    ANNOTATION_REPLACES,
-    ANNOTATION_RESTART,
-    ANNOTATION_ROLE_SINCE,
-    ANNOTATION_SPEC_HASH,
     COMPONENT_BATCH,
     COMPONENT_PRELOAD,
-    GROUP,
-    KIND,
     LABEL_COMPONENT,
-    LABEL_GROUP,
-    LABEL_POOL,
-    LABEL_ROLE,
-    Role,
     batch_name,
     gateway_name,
-    role_epoch,
-    worker_name,
 )
-from fulcrum.api.ports import ports_of
-from fulcrum.api.types import InferenceCluster
+from fulcrum.api.reasons import Reason
+from fulcrum.api.types import Gang, InferenceCluster, PreloadStatus
+from fulcrum.api.worker import LoadReport
+from fulcrum.capacity.kv_dtype import KvDtype
+from fulcrum.capacity.model_facts import ModelFacts
+from fulcrum.capacity.start_timeout import start_timeout_seconds
+from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.batch_pod import batch_problem
 from fulcrum.controller.caches import Caches
-from fulcrum.controller.children import Manifest
+from fulcrum.controller.child_sync import NameTakenError
+from fulcrum.controller.children import Manifest, Owner, refused_templates
 from fulcrum.controller.children.owner import GATEWAY
-from fulcrum.controller.children.worker_pod import CONTAINER as WORKER_CONTAINER
+from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
+from fulcrum.controller.gang_schedulers import GangSchedulers, scheduling_note
 from fulcrum.controller.gateway_state import gateway_state
-from fulcrum.controller.groups import followers_of, worker_pods
-from fulcrum.controller.kube import DEPLOYMENT, INFERENCE_CLUSTER, INFERENCE_SCALE, LEADER_WORKER_SET, SERVICE
-from fulcrum.decide import ObservedWorker, Snapshot, Termination, WorkerPhase
-
-logger = logging.getLogger(__name__)
-
-ANNOTATION_DRAINING_SINCE: Final = f"{GROUP}/draining-since"
-ANNOTATION_DRAINING_FROM: Final = f"{GROUP}/draining-from"
+from fulcrum.controller.groups import followers_of, groups_missing, with_leaders, worker_pods
+from fulcrum.controller.installation import Installation
+from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
+from fulcrum.controller.kube import (
+    DEPLOYMENT,
+    INFERENCE_CLUSTER,
+    INFERENCE_SCALE,
+    LEADER_WORKER_SET,
+    SERVICE,
+    ApiFailure,
+    Kube,
+)
+from fulcrum.controller.model_configs import ModelConfigs, ServedModel, refused_models
+from fulcrum.controller.nodes import Nodes
+from fulcrum.controller.observed import (
+    Observed,
+    asked_replicas,
+    batch_address,
+    gateway_addresses,
+    is_ours,
+    is_paused,
+)
+from fulcrum.controller.preloads import Preloads, held_up
+from fulcrum.controller.profiles import PoolProfiles, Profiles
+from fulcrum.controller.read_workers import read_workers
+from fulcrum.controller.rehearsals import Rehearsals
+from fulcrum.controller.tick import Failure, Memory, Seen, Token
+from fulcrum.controller.watched_cluster import WatchedCluster
+from fulcrum.decide import ObservedWorker, Refusal, Snapshot
+from fulcrum.decide.measurements import Measurements
+from fulcrum.decide.tuning import TUNING
+from fulcrum.rollout import as_seen, chosen_kv_dtype, chosen_model, standing_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """One cluster as the API server has it; None is absent."""
+class Answers:
+    """What caches do not hold."""
 
-    cluster: Manifest
-    pods: tuple[Manifest, ...]
-    """One for each worker; see `groups.worker_pods`."""
-    deployment: Manifest | None
-    service: Manifest | None
-    gateways: tuple[Manifest, ...] = ()
-    """Pods of gateways."""
-    batch: Manifest | None = None
-    """Deployment of the batch Pod."""
-    batch_pods: tuple[Manifest, ...] = ()
-    preload_pods: tuple[Manifest, ...] = ()
-    scales: tuple[Manifest, ...] = ()
-    """InferenceScales."""
-    groups: tuple[Manifest, ...] = ()
-    """LeaderWorkerSets: of workers on several nodes."""
-    followers: tuple[Manifest, ...] = ()
-    """Pods of such workers beside those in `pods`."""
+    token: Token
+    lost: frozenset[str]
+    """Uids of Pods whose node is gone."""
+    profiles: PoolProfiles
+    model: ServedModel
+    gang: Gang
+    gangs_missing: Mapping[str, Refusal]
+    """Pools that no scheduler at hand can place, and why."""
+    preload: PreloadStatus | None
 
 
 def observe(caches: Caches, namespace: str, name: str) -> Observed | None:
@@ -106,72 +108,173 @@ def _of_component(pods: list[Manifest], component: str) -> tuple[Manifest, ...]:
     return tuple(pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == component)
 
 
-def gateway_addresses(observed: Observed) -> dict[str, str]:
-    """Return the address of each ready gateway, by the name of its Pod."""
-    return _ready_addresses(observed.gateways)
+class Observer:
+    """Finds out what a decision about a cluster rests on."""
 
+    def __init__(
+        self,
+        kube: Kube,
+        caches: Caches,
+        roles: AgentRoles,
+        watches: ClusterWatches,
+        *,
+        rehearsals: Rehearsals,
+        installation: Installation,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._caches = caches
+        self._roles = roles
+        self._watches = watches
+        self._rehearsals = rehearsals
+        self._installation = installation
+        self._now = now
+        self._nodes = Nodes(kube)
+        self._profiles = Profiles(kube)
+        self._model_configs = ModelConfigs(kube)
+        self._preloads = Preloads(kube, installation)
+        self._gangs = GangSchedulers(kube, resync_seconds=TUNING.resync_seconds)
+        self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
 
-def batch_address(observed: Observed) -> str | None:
-    """Return the address of the batch Pod; None while it is not ready."""
-    return next(iter(_ready_addresses(observed.batch_pods).values()), None)
+    def forget(self, key: ClusterKey) -> None:
+        """Forget a cluster that is gone."""
+        self._internal_secrets.forget(*key)
 
+    async def look(self, owner: Owner, observed: Observed, cluster: InferenceCluster, memory: Memory) -> Seen:
+        """Ask for what caches do not hold, and make the snapshot. Agents are asked where a decision needs their load.
 
-def _ready_addresses(pods: Iterable[Manifest]) -> dict[str, str]:
-    return {
-        pod["metadata"]["name"]: status["podIP"]
-        for pod in pods
-        if (status := pod.get("status") or {}).get("podIP")
-        and any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
-        and "deletionTimestamp" not in pod["metadata"]
-    }
-
-
-def running_images(observed: Observed) -> dict[tuple[str, str], str]:
-    """Return the image of the workers of each (pool, revision)."""
-    images = {}
-    for pod in observed.pods:
-        metadata = pod["metadata"]
-        key = (
-            metadata["labels"].get(LABEL_POOL, ""),
-            (metadata.get("annotations") or {}).get(ANNOTATION_SPEC_HASH, ""),
+        The time of the tick is that before agents are asked: a drain is not taken for longer than it was then.
+        """
+        spec, key = cluster.spec, (owner.namespace, owner.name)
+        answers = await self._ask(owner, observed, cluster)
+        asked_for = asked_of_workers(answers.token, self._installation)
+        known = frozenset(memory.acknowledged)
+        workers = read_workers(observed, cluster, known, lost=answers.lost, token_fingerprint=asked_for)
+        standing = standing_workers(owner.name, spec, workers)
+        facts, source = answers.model.facts, answers.model.source
+        model, note = chosen_model(facts, source, model_name=spec.model.name, standing=standing)
+        watched = WatchedCluster(
+            namespace=owner.namespace,
+            name=owner.name,
+            spec=spec,
+            status=cluster.status,
+            gateways=gateway_addresses(observed),
+            batch=batch_address(observed),
+            workers=workers,
+            generation=cluster.metadata.generation,
+            profiles=answers.profiles.known,
+            model=facts,
         )
-        for container in pod["spec"]["containers"]:
-            if container["name"] == WORKER_CONTAINER:
-                images[key] = container.get("image", "")
-    return images
+        measured, loads, settled = self._watches.measurements_of(watched)
+        now = self._now()
+        fresh = await self._roles.fresh_loads(workers, start_timeout_seconds(spec, model), memory, now)
+        kv_dtype = chosen_kv_dtype(spec, model, standing)
+        snapshot = make_snapshot(
+            observed,
+            cluster,
+            workers,
+            answers,
+            now=now,
+            loads={**loads, **fresh},
+            acknowledged=frozenset(memory.acknowledged),
+            taken=frozenset(memory.taken_names),
+            refused=self._refused(owner, cluster, answers, model=model, kv_dtype=kv_dtype, standing=standing),
+            model=model,
+            model_note=note,
+            kv_dtype=kv_dtype,
+            measurements=self._rehearsals.known(key, spec, measured),
+        )
+        token, gang = answers.token, answers.gang
+        return Seen(snapshot=snapshot, watched=watched, token=token, gang=gang, now=now, settled=settled)
+
+    async def _ask(self, owner: Owner, observed: Observed, cluster: InferenceCluster) -> Answers:
+        spec = cluster.spec
+        lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
+        token = await self._token(owner, cluster)
+        profiles, model, gang = await asyncio.gather(
+            self._profiles.of(owner.namespace, spec),
+            self._model_configs.of(owner.namespace, spec),
+            self._gangs.chosen(spec),
+        )
+        return Answers(
+            token=token,
+            lost=with_leaders(lost, observed.pods, observed.followers),
+            profiles=profiles,
+            model=model,
+            gang=gang,
+            gangs_missing=await self._gangs.missing(spec),
+            preload=await self._preloads.of(owner, cluster, model.facts, observed.preload_pods, self._now()),
+        )
+
+    async def _token(self, owner: Owner, cluster: InferenceCluster) -> Token:
+        try:
+            return Token(text=await self._internal_secrets.token(owner, may_make=not is_paused(cluster)))
+        except NameTakenError as error:
+            return Token(failure=Failure(message=str(error), reason=Reason.NAME_TAKEN))
+        except (ApiFailure, NoTokenError) as error:
+            return Token(failure=Failure(message=str(error)))
+
+    def _refused(
+        self,
+        owner: Owner,
+        cluster: InferenceCluster,
+        answers: Answers,
+        *,
+        model: ModelFacts,
+        kv_dtype: KvDtype,
+        standing: Iterable[ObservedWorker],
+    ) -> dict[str, Refusal]:
+        """Return the pools whose workers may not be made, and why; of several reasons the one that lasts longest."""
+        spec, installation = cluster.spec, self._installation
+        problem = answers.model.problem
+        models = refused_models(
+            spec, installation, dtype=kv_dtype.dtype, model=model, problem=problem, standing=standing
+        )
+        missing = self._caches.is_missing(LEADER_WORKER_SET, owner.namespace)
+        return {
+            **held_up(answers.preload, cluster, standing),
+            **models,
+            **(groups_missing(spec) if missing else {}),
+            **refused_templates(owner, spec, installation),
+            **answers.gangs_missing,
+        }
+
+
+def asked_of_workers(token: Token, installation: Installation) -> str | None:
+    """Return the fingerprint of what workers are to ask for: empty, nothing; None, it is not known."""
+    return "" if installation.open_workers else token.fingerprint
 
 
 def make_snapshot(
     observed: Observed,
     cluster: InferenceCluster,
-    acknowledged: frozenset[tuple[str, int, int]],
+    workers: Iterable[ObservedWorker],
+    answers: Answers,
     *,
-    lost: frozenset[str] = frozenset(),
-    taken: frozenset[str] = frozenset(),
-    token_fingerprint: str | None = None,
+    now: datetime,
+    loads: Mapping[str, LoadReport | None],
+    acknowledged: frozenset[tuple[str, int, int]],
+    taken: frozenset[str],
+    refused: Mapping[str, Refusal],
+    model: ModelFacts | None,
+    model_note: str,
+    kv_dtype: KvDtype | None,
+    measurements: Measurements,
 ) -> Snapshot:
-    """Return the snapshot of what was observed.
+    """Return all that is known of a cluster, once.
 
-    `acknowledged` are the (uid, restarts, epoch) of agents that know their role, `lost` the uids of Pods whose node is
-    gone, `taken` names of Pods that are not of this cluster. Workers that ask for another token than the one with
-    `token_fingerprint` are of no revision, so that they are replaced. None: the token is not known; empty: workers are
-    to ask for none.
+    `loads` are reports by worker name; workers without one stay unknown. `acknowledged` are the (uid, restarts, epoch)
+    of agents that know their role, `taken` names of Pods that are not of this cluster.
     """
-    workers = []
-    foreign = {pod["metadata"]["name"] for pod in observed.pods if not _is_ours(pod["metadata"], cluster)}
-    for pod in observed.pods:
-        if pod["metadata"]["name"] in foreign:
-            continue
-        worker = read_worker(pod, cluster, acknowledged, lost)
-        if worker is None:
-            logger.warning("pod_ignored pod=%s reason=labels_do_not_name_a_worker", pod["metadata"]["name"])
-        else:
-            workers.append(worker if _asks_for(pod, token_fingerprint) else replace(worker, spec_hash=""))
+    loaded = (
+        replace(w, load=loads.get(w.name), role_acknowledged=(w.uid, w.restarts, w.role_epoch) in acknowledged)
+        for w in workers
+    )
+    foreign = {pod["metadata"]["name"] for pod in observed.pods if not is_ours(pod["metadata"], cluster)}
     return Snapshot(
         name=cluster.metadata.name,
         generation=cluster.metadata.generation,
         spec=cluster.spec,
-        workers=tuple(sorted(workers, key=lambda w: (w.pool, w.ordinal))),
+        workers=as_seen(loaded, cluster=cluster.metadata.name, spec=cluster.spec, refused=refused, now=now),
         gateway=gateway_state(observed.deployment, observed.service, observed.gateways),
         batch_problem=batch_problem(cluster, observed.batch, observed.batch_pods),
         status=cluster.status,
@@ -181,152 +284,14 @@ def make_snapshot(
         ),
         # A set that ends keeps its name until then; its worker goes by the name of its Pod.
         taken_names=taken | foreign | {group["metadata"]["name"] for group in observed.groups},
+        measurements=measurements,
         asked=asked_replicas(observed, cluster.metadata.uid),
+        kv_dtype=kv_dtype,
+        model=model,
+        model_note=model_note,
+        model_problem=answers.model.problem,
+        profile_problems=answers.profiles.problems,
+        preload=answers.preload,
+        scheduling_note=scheduling_note(cluster.spec, answers.gang),
+        refused=refused,
     )
-
-
-def asked_replicas(observed: Observed, cluster_uid: str) -> dict[tuple[str, Role], int]:
-    """Return what the cluster's own InferenceScales ask for, by pool and role."""
-    return {
-        (scale["spec"]["pool"], Role(scale["spec"]["role"])): int(scale["spec"].get("replicas", 1))
-        for scale in observed.scales
-        if is_owned(scale["metadata"], cluster_uid) and "deletionTimestamp" not in scale["metadata"]
-    }
-
-
-def is_paused(cluster: InferenceCluster) -> bool:
-    """Report whether nothing of the cluster is to be changed."""
-    return cluster.metadata.annotations.get(ANNOTATION_PAUSED, "false").lower() != "false"
-
-
-def _asks_for(pod: Manifest, token_fingerprint: str | None) -> bool:
-    """Whether a worker can be spoken to with the token; one without the annotation asks for none."""
-    return token_fingerprint is None or _token(pod) in (None, token_fingerprint)
-
-
-def _token(pod: Manifest) -> str | None:
-    return (pod["metadata"].get("annotations") or {}).get(ANNOTATION_TOKEN)
-
-
-def gateways_send_token(observed: Observed) -> bool:
-    """Report whether no gateway of the release before takes requests: a new worker would refuse what it sends."""
-    return all(_token(pod) is not None for pod in observed.gateways if "deletionTimestamp" not in pod["metadata"])
-
-
-def read_worker(
-    pod: Manifest,
-    cluster: InferenceCluster,
-    acknowledged: frozenset[tuple[str, int, int]],
-    lost: frozenset[str] = frozenset(),
-) -> ObservedWorker | None:
-    """Return the worker that a Pod is; None when its name and labels do not make one."""
-    metadata, of_pod, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    pool, name, uid = labels.get(LABEL_POOL, ""), metadata["name"], metadata["uid"]
-    place = labels.get(LABEL_GROUP, name)
-    suffix = place.rpartition("-")[2]
-    ordinal = int(suffix) if suffix.isdecimal() and suffix.isascii() else -1
-    if ordinal < 0 or place != worker_name(cluster.metadata.name, pool, ordinal):
-        return None
-    container: dict[str, Any] = next(
-        (c for c in status.get("containerStatuses") or [] if c.get("name") == WORKER_CONTAINER), {}
-    )
-    conditions = {c.get("type"): c for c in status.get("conditions") or []}
-    scheduled, readiness = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
-    ready = readiness.get("status") == "True"
-    restarts = int(container.get("restartCount") or 0)
-    epoch = role_epoch(annotations)
-    phase = status.get("phase")
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    return ObservedWorker(
-        name=name,
-        uid=uid,
-        pool=pool,
-        ordinal=ordinal,
-        role=_role(labels.get(LABEL_ROLE)) or Role.DRAINING,
-        role_epoch=epoch,
-        spec_hash=annotations.get(ANNOTATION_SPEC_HASH, ""),
-        phase=WorkerPhase(phase) if phase in set(WorkerPhase) else WorkerPhase.PENDING,
-        ready=ready,
-        started=bool(container.get("started")),
-        deleting="deletionTimestamp" in metadata or uid in lost or not is_owned(metadata, cluster.metadata.uid),
-        lost=uid in lost,
-        node=of_pod.get("nodeName"),
-        replaces=annotations.get(ANNOTATION_REPLACES),
-        release_image=annotations.get(ANNOTATION_RELEASE_IMAGE),
-        kv_dtype=_kv_dtype(annotations.get(ANNOTATION_KV_DTYPE)),
-        attention=_attention(annotations.get(ANNOTATION_ATTENTION)),
-        exchanges_no_kv=ANNOTATION_NO_KV in annotations,
-        pod_ip=status.get("podIP") or None,
-        ports=ports_of(annotations),
-        host_network=bool(of_pod.get("hostNetwork")),
-        restarts=restarts,
-        waiting_reason=waiting.get("reason"),
-        waiting_message=waiting.get("message") or "",
-        termination=_termination(container),
-        unschedulable=(
-            scheduled.get("message") or "no reason given"
-            if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-            else None
-        ),
-        role_since=_time(annotations.get(ANNOTATION_ROLE_SINCE)),
-        created=_time(metadata.get("creationTimestamp")),
-        ready_since=_time(readiness.get("lastTransitionTime")) if ready else None,
-        unready_since=None if ready else _time(readiness.get("lastTransitionTime")),
-        draining_since=_time(annotations.get(ANNOTATION_DRAINING_SINCE)),
-        draining_from=_role(annotations.get(ANNOTATION_DRAINING_FROM)),
-        restart_asked=ANNOTATION_RESTART in annotations,
-        role_acknowledged=(uid, restarts, epoch) in acknowledged,
-    )
-
-
-def is_owned(metadata: Manifest, owner_uid: str) -> bool:
-    """Report whether an object has an owner reference to the cluster with this uid: only such objects are ours."""
-    return any(owner.get("uid") == owner_uid for owner in metadata.get("ownerReferences") or [])
-
-
-def is_of_namesake(metadata: Manifest, name: str, kind: str = KIND) -> bool:
-    """Report whether an object belongs to an owner of this name (and kind): ours, or an earlier one.
-
-    What an earlier one left is on its way out, even before the garbage collector says so.
-    """
-    owners = metadata.get("ownerReferences") or []
-    return any(owner.get("kind") == kind and owner.get("name") == name for owner in owners)
-
-
-def _is_ours(metadata: Manifest, cluster: InferenceCluster) -> bool:
-    return is_owned(metadata, cluster.metadata.uid) or is_of_namesake(metadata, cluster.metadata.name)
-
-
-def _termination(container: Manifest) -> Termination | None:
-    for state in (container.get("state"), container.get("lastState")):
-        ended = (state or {}).get("terminated")
-        if ended:
-            return Termination(
-                exit_code=int(ended.get("exitCode") or 0),
-                message=ended.get("message") or "",
-                at=_time(ended.get("finishedAt")),
-            )
-    return None
-
-
-def _role(text: str | None) -> Role | None:
-    return Role(text) if text in set(Role) else None
-
-
-def _kv_dtype(text: str | None) -> KvCacheDtype:
-    return KvCacheDtype(text) if text in set(KvCacheDtype) else KvCacheDtype.AUTO
-
-
-def _attention(text: str | None) -> AttentionKind | None:
-    return AttentionKind(text) if text is not None and text in set(AttentionKind) else None
-
-
-def _time(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else None

@@ -15,7 +15,7 @@ from fulcrum.controller.children.preload_job import job_name, preload_job
 from fulcrum.controller.children.template_check import refused_templates
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import JOB, Kube
-from fulcrum.controller.observe import is_of_namesake, is_owned, is_paused
+from fulcrum.controller.observed import is_of_namesake, is_owned, is_paused
 from fulcrum.decide import ObservedWorker, Refusal
 from fulcrum.kube import ApiError
 

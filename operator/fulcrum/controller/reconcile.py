@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -15,58 +13,31 @@ from fulcrum.api.errors import InvalidValueError
 from fulcrum.api.names import SHORT_NAME, Role
 from fulcrum.api.objects import load_inference_cluster
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import Gang, InferenceCluster, PreloadState, PreloadStatus
+from fulcrum.api.types import InferenceCluster, PreloadState
 from fulcrum.controller.agent_adapters import AgentAdapters, adapter_events
 from fulcrum.controller.agent_roles import AgentRoles
 from fulcrum.controller.apply import Applier
 from fulcrum.controller.caches import Caches
 from fulcrum.controller.calm_pace import CalmPace, loads_every_seconds
-from fulcrum.controller.child_sync import NameTakenError
-from fulcrum.controller.children import Manifest, Owner, refused_templates
+from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.cluster_watches import ClusterKey, ClusterWatches
 from fulcrum.controller.config_maps import READ_SECONDS
-from fulcrum.controller.gang_schedulers import GangSchedulers, scheduling_note
-from fulcrum.controller.groups import groups_missing, with_leaders
 from fulcrum.controller.installation import Installation
-from fulcrum.controller.internal_secrets import InternalSecrets, NoTokenError
-from fulcrum.controller.kube import LEADER_WORKER_SET, ApiFailure, Kube, NamespaceEndsError, StopTickError
+from fulcrum.controller.kube import ApiFailure, Kube, NamespaceEndsError, StopTickError
 from fulcrum.controller.kv_claims import KvClaims
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.model_configs import ModelConfigs, ServedModel, refused_models
-from fulcrum.controller.nodes import Nodes
-from fulcrum.controller.observe import (
-    Observed,
-    batch_address,
-    gateway_addresses,
-    gateways_send_token,
-    is_paused,
-    make_snapshot,
-    observe,
-    running_images,
-)
-from fulcrum.controller.preloads import POLL_SECONDS, Preloads, held_up
-from fulcrum.controller.profiles import PoolProfiles, Profiles
+from fulcrum.controller.observe import Observer, asked_of_workers, observe
+from fulcrum.controller.observed import Observed, gateways_send_token, is_paused, running_images
+from fulcrum.controller.preloads import POLL_SECONDS
 from fulcrum.controller.rehearsals import Rehearsals, asked_of
 from fulcrum.controller.reporting import Reporter, news_of_failures
 from fulcrum.controller.sources import TICK_SECONDS
-from fulcrum.controller.tick import Failure, Memory, Tick, Token, final_status, summary_of
+from fulcrum.controller.tick import Failure, Memory, Seen, Tick, final_status, summary_of
 from fulcrum.controller.tick_children import TickChildren
-from fulcrum.controller.watched_cluster import WatchedCluster
-from fulcrum.decide import Refusal, Snapshot
 from fulcrum.decide.tuning import TUNING
 from fulcrum.kube import UNREADABLE
 from fulcrum.report import BalancePlan, plan
-from fulcrum.rollout import (
-    Action,
-    CreateWorker,
-    SetRole,
-    StartDrain,
-    TellRole,
-    TellSleep,
-    chosen_kv_dtype,
-    standing_workers,
-    with_model,
-)
+from fulcrum.rollout import Action, CreateWorker, SetRole, StartDrain, TellRole, TellSleep
 from fulcrum.telemetry import Agents
 
 logger = logging.getLogger(__name__)
@@ -104,15 +75,12 @@ class Reconciler:
         self._now = now
         self._installation = installation
         self._children = TickChildren(kube, caches, installation)
-        self._nodes = Nodes(kube)
         self._kv_claims = KvClaims(kube, resync_seconds=TUNING.resync_seconds)
-        self._profiles = Profiles(kube)
-        self._model_configs = ModelConfigs(kube)
-        self._preloads = Preloads(kube, installation)
-        self._gangs = GangSchedulers(kube, resync_seconds=TUNING.resync_seconds)
-        self._internal_secrets = InternalSecrets(kube, resync_seconds=TUNING.resync_seconds)
         self._memories: dict[ClusterKey, Memory] = {}
         self._roles = AgentRoles(agents)
+        self._observer = Observer(
+            kube, caches, self._roles, watches, rehearsals=rehearsals, installation=installation, now=now
+        )
         self._adapters = AgentAdapters(agents)
         self._calm_pace = CalmPace()
 
@@ -173,151 +141,48 @@ class Reconciler:
         if (refusal := await self._kv_claims.refusal(key[0], cluster.spec)) is not None:
             await self._say_stopped(key, observed, Reason.INVALID_SPEC, f"The spec cannot be used: {refusal}.")
             return TUNING.resync_seconds
-        lost = await self._nodes.lost((*observed.pods, *observed.followers), self._now())
-        lost = with_leaders(lost, observed.pods, observed.followers)
-        token = await self._token(Owner(name=key[1], namespace=key[0], uid=memory.uid), cluster)
-        profiles, model, gang = await asyncio.gather(
-            self._profiles.of(key[0], cluster.spec),
-            self._model_configs.of(key[0], cluster.spec),
-            self._gangs.chosen(cluster.spec),
-        )
-        owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
-        preload = await self._preloads.of(owner, cluster, model.facts, observed.preload_pods, self._now())
-        tick = await self._decide(
-            key,
-            observed,
-            cluster,
-            memory,
-            lost=lost,
-            token=token,
-            profiles=profiles,
-            model=model,
-            gang=gang,
-            preload=preload,
+        owner = Owner(name=key[1], namespace=key[0], uid=memory.uid)
+        seen = await self._observer.look(owner, observed, cluster, memory)
+        decided = self._plan(seen)
+        if decided.wanted is not None and not seen.snapshot.paused:
+            asked = asked_of(seen.watched, seen.snapshot, decided.wanted, uid=owner.uid, token=seen.token.text)
+            self._rehearsals.ask(key, asked)
+        tick = Tick(
+            owner=owner,
+            observed=observed,
+            cluster=cluster,
+            snapshot=seen.snapshot,
+            plan=decided,
+            memory=memory,
+            token=seen.token,
+            gang=seen.gang,
+            now=seen.now,
+            settled=seen.settled,
         )
         after_seconds = await self._apply(tick)
+        preload = seen.snapshot.preload
         if preload is not None and preload.state == PreloadState.RUNNING:
             after_seconds = min(after_seconds, POLL_SECONDS)
         # A cluster at rest is looked at rarely, and this one may wait for its config.json.
-        return after_seconds if model.problem is None else min(after_seconds, READ_SECONDS)
+        return after_seconds if seen.snapshot.model_problem is None else min(after_seconds, READ_SECONDS)
 
     async def _say_stopped(self, key: ClusterKey, observed: Observed, reason: Reason, message: str) -> None:
         status = await self._reporter.say_stopped(key[0], observed.cluster, reason, message, self._now())
         self._metrics.cluster_states.say_stopped(key, status)
 
-    async def _token(self, owner: Owner, cluster: InferenceCluster) -> Token:
-        try:
-            return Token(text=await self._internal_secrets.token(owner, may_make=not is_paused(cluster)))
-        except NameTakenError as error:
-            return Token(failure=Failure(message=str(error), reason=Reason.NAME_TAKEN))
-        except (ApiFailure, NoTokenError) as error:
-            return Token(failure=Failure(message=str(error)))
-
-    def _asked_for(self, token: Token) -> str | None:
-        """Fingerprint of what workers are to ask for: empty, nothing; None, it is not known."""
-        return "" if self._installation.open_workers else token.fingerprint
-
-    async def _decide(
-        self,
-        key: ClusterKey,
-        observed: Observed,
-        cluster: InferenceCluster,
-        memory: Memory,
-        *,
-        lost: frozenset[str],
-        token: Token,
-        profiles: PoolProfiles,
-        model: ServedModel,
-        gang: Gang,
-        preload: PreloadStatus | None,
-    ) -> Tick:
-        owner = Owner(name=key[1], namespace=key[0], uid=cluster.metadata.uid)
-        taken = frozenset(memory.taken_names)
-        snapshot = replace(
-            make_snapshot(
-                observed,
-                cluster,
-                frozenset(memory.acknowledged),
-                lost=lost,
-                taken=taken,
-                token_fingerprint=self._asked_for(token),
-            ),
-            refused=self._refused(owner, cluster) | await self._gangs.missing(cluster.spec),
-            scheduling_note=scheduling_note(cluster.spec, gang),
-            profile_problems=profiles.problems,
-            model_note=model.source,
-            model_problem=model.problem,
-            preload=preload,
-        )
-        standing = standing_workers(snapshot.name, snapshot.spec, snapshot.workers)
-        snapshot = with_model(snapshot, model.facts, standing)
-        watched = WatchedCluster(
-            namespace=key[0],
-            name=key[1],
-            spec=cluster.spec,
-            status=cluster.status,
-            gateways=gateway_addresses(observed),
-            batch=batch_address(observed),
-            workers=snapshot.workers,
-            generation=snapshot.generation,
-            profiles=profiles.known,
-            model=model.facts,
-        )
-        kv_dtype = chosen_kv_dtype(snapshot, standing)
-        models = refused_models(
-            cluster.spec,
-            self._installation,
-            dtype=kv_dtype.dtype,
-            model=snapshot.model,
-            problem=model.problem,
-            standing=standing,
-        )
-        snapshot = replace(
-            snapshot, kv_dtype=kv_dtype, refused={**held_up(preload, cluster, standing), **models, **snapshot.refused}
-        )
-        measured, loads, settled = self._watches.measurements_of(watched)
-        measured = self._rehearsals.known(key, cluster.spec, measured)
-        snapshot = replace(snapshot, measurements=measured).with_loads({**loads}, frozenset(memory.acknowledged))
-        now, decided = self._plan(snapshot)
-        if not any(isinstance(action, SetRole) for action in decided.actions):
-            # Flips do not wait for agents; everything that depends on load comes in a tick without flips.
-            fresh = await self._roles.with_loads(snapshot, loads, memory, now)
-            if fresh is not snapshot:
-                snapshot = fresh
-                now, decided = self._plan(snapshot)
-        if decided.wanted is not None and not snapshot.paused:
-            self._rehearsals.ask(key, asked_of(watched, snapshot, decided.wanted, uid=owner.uid, token=token.text))
-        return Tick(
-            owner=owner,
-            observed=observed,
-            cluster=cluster,
-            snapshot=snapshot,
-            plan=decided,
-            memory=memory,
-            token=token,
-            gang=gang,
-            now=now,
-            settled=settled,
-        )
-
-    def _refused(self, owner: Owner, cluster: InferenceCluster) -> dict[str, Refusal]:
-        missing = self._caches.is_missing(LEADER_WORKER_SET, owner.namespace)
-        groups = groups_missing(cluster.spec) if missing else {}
-        return groups | refused_templates(owner, cluster.spec, self._installation)
-
-    def _plan(self, snapshot: Snapshot) -> tuple[datetime, BalancePlan]:
-        now, began = self._now(), time.perf_counter()
-        decided = plan(snapshot, now)
+    def _plan(self, seen: Seen) -> BalancePlan:
+        began = time.perf_counter()
+        decided = plan(seen.snapshot, seen.now)
         self._metrics.plan(time.perf_counter() - began)
-        if decided.trace.failure is not None:
-            logger.error("plan_failed cluster=%s what_stands_is_held", snapshot.name, exc_info=decided.trace.failure)
-        return now, decided
+        if (failure := decided.trace.failure) is not None:
+            logger.error("plan_failed cluster=%s what_stands_is_held", seen.snapshot.name, exc_info=failure)
+        return decided
 
     def _forget(self, key: ClusterKey) -> None:
         memory = self._memories.pop(key, None)
         if memory is not None:
             self._reporter.forget(memory.uid)
-            self._internal_secrets.forget(*key)
+            self._observer.forget(key)
         self._watches.forget(key)
         self._rehearsals.forget(key)
         self._metrics.cluster_states.forget(key)
@@ -337,28 +202,13 @@ class Reconciler:
                 tell(action)
             elif isinstance(action, TellSleep):
                 self._roles.tell_sleep_later(tick, workers[action.uid], action)
-        applier = Applier(
-            self._kube,
-            self._metrics,
-            tick.owner,
-            tick.cluster.spec,
-            images=running_images(tick.observed),
-            groups=tick.observed.groups,
-            followers=tick.observed.followers,
-            installation=self._installation,
-            kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
-            model=tick.snapshot.model,
-            avoided_nodes=sorted({gpu.node for gpu in tick.plan.status.failed_gpus or ()}),
-            gang=tick.gang,
-            token_fingerprint=(self._asked_for(tick.token) or None) if gateways_send_token(tick.observed) else None,
-        )
         has_token = tick.token.text is not None
         # A worker would wait for the Secret, or be open to every caller.
         actions = [action for action in tick.plan.actions if has_token or not isinstance(action, CreateWorker)]
         again_seconds = None
         if not is_paused(tick.cluster):
             again_seconds = self._adapters.tell(tick, self._watches.shown((tick.owner.namespace, tick.owner.name))[1])
-        outcome = await applier.carry_out(actions, now=tick.now, changed=tell)
+        outcome = await self._applier(tick).carry_out(actions, now=tick.now, changed=tell)
         tick.memory.taken_names |= outcome.taken_names
         tick.memory.serves = any(worker.serving for worker in tick.snapshot.workers)
         failures = [Failure(message=message) for message in outcome.failures]
@@ -378,19 +228,43 @@ class Reconciler:
             raise ReconcileError(summary_of(failures))
         if outcome.taken_names:
             return 0.0
+        after_seconds = self._pace(tick)
+        return after_seconds if again_seconds is None else min(after_seconds, again_seconds)
+
+    def _applier(self, tick: Tick) -> Applier:
+        asked_for = asked_of_workers(tick.token, self._installation) or None
+        return Applier(
+            self._kube,
+            self._metrics,
+            tick.owner,
+            tick.cluster.spec,
+            images=running_images(tick.observed),
+            groups=tick.observed.groups,
+            followers=tick.observed.followers,
+            installation=self._installation,
+            kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
+            model=tick.snapshot.model,
+            avoided_nodes=sorted({gpu.node for gpu in tick.plan.status.failed_gpus or ()}),
+            gang=tick.gang,
+            token_fingerprint=asked_for if gateways_send_token(tick.observed) else None,
+        )
+
+    def _pace(self, tick: Tick) -> float:
+        """Set how often the cluster's load is looked at; return seconds until the next tick."""
         after_seconds = tick.plan.requeue_after_seconds
         interval_seconds = seconds(tick.cluster.spec.balance.forecast.interval)
         rare = tick.plan.calm or tick.plan.held
         every_seconds = self._calm_pace.every_seconds(calm=rare, most_seconds=interval_seconds)
         # While something is not known, a report may be what it takes.
         learns = tick.plan.calm and not tick.plan.held
+        key = (tick.owner.namespace, tick.owner.name)
         self._watches.look_every(
             key, every_seconds, loads_every_seconds=loads_every_seconds(every_seconds) if learns else None
         )
         if tick.plan.calm and every_seconds > TICK_SECONDS:
             # The next look at its load is followed by a tick; this is for one that does not come.
             after_seconds = max(after_seconds, 2 * every_seconds)
-        return after_seconds if again_seconds is None else min(after_seconds, again_seconds)
+        return after_seconds
 
 
 def _read(document: Manifest) -> InferenceCluster:

@@ -19,7 +19,7 @@ from fulcrum.controller.child_sync import NameTakenError, why_taken
 from fulcrum.controller.children import Manifest, Owner
 from fulcrum.controller.children.inference_scale import inference_scale, pod_selector
 from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
-from fulcrum.controller.observe import is_owned
+from fulcrum.controller.observed import is_owned
 from fulcrum.decide import ObservedWorker, RoleScale
 
 logger = logging.getLogger(__name__)

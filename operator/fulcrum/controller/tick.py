@@ -15,8 +15,9 @@ from fulcrum.api.types import Gang, InferenceCluster, InferenceClusterStatus
 from fulcrum.api.worker import AdapterSource
 from fulcrum.controller.apply import Outcome
 from fulcrum.controller.children import Owner
-from fulcrum.controller.observe import Observed
+from fulcrum.controller.observed import Observed
 from fulcrum.controller.published import keeping_measurements, with_measurements
+from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.decide import Snapshot
 from fulcrum.report import BalancePlan, stopped_status
 
@@ -64,6 +65,21 @@ class Token:
     @property
     def fingerprint(self) -> str | None:
         return None if self.text is None else fingerprint(self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one tick has found out."""
+
+    snapshot: Snapshot
+    watched: WatchedCluster
+    token: Token
+    gang: Gang
+    """What places all Pods of a new worker on several nodes at once."""
+    now: datetime
+    """Just before agents were asked."""
+    settled: bool
+    """Whether unknown figures are more than not yet known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from fulcrum.controller.child_sync import ChildSync, NameTakenError
 from fulcrum.controller.children import children
 from fulcrum.controller.installation import Installation
 from fulcrum.controller.kube import INFERENCE_SCALE, ApiFailure, Kube
-from fulcrum.controller.observe import is_owned
+from fulcrum.controller.observed import is_owned
 from fulcrum.controller.scales import ScaleSync
 from fulcrum.controller.tick import Failure, Tick
 from fulcrum.decide.tuning import TUNING

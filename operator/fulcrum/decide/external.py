@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.scale_types import scaled_roles
-from fulcrum.api.types import InferenceClusterSpec, Pool
+from fulcrum.api.types import InferenceClusterSpec, Pool, RoleCounts
 from fulcrum.decide.assign import follow
 from fulcrum.decide.decision import BalanceDecision, Reasons, RoleScale
-from fulcrum.decide.snapshot import Snapshot
+from fulcrum.decide.snapshot import ObservedWorker
 from fulcrum.decide.target import apportion
 from fulcrum.performance.layout import Layout
 
@@ -20,17 +21,25 @@ Counts = dict[str, Counter[Role]]
 """Workers by pool and role."""
 
 
-def follow_scales(snapshot: Snapshot, now: datetime) -> BalanceDecision:
-    """Return what is to be done in mode External: flips where they do, else new workers and drains."""
-    spec = snapshot.spec
-    asked = _asked(snapshot)
+def follow_scales(
+    spec: InferenceClusterSpec,
+    workers: Sequence[ObservedWorker],
+    roles: Mapping[Role, RoleCounts],
+    said: Mapping[tuple[str, Role], int],
+    now: datetime,
+) -> BalanceDecision:
+    """Return what is to be done in mode External: flips where they do, else new workers and drains.
+
+    `roles` are the counts of the status, `said` what the InferenceScales that there are ask for, by pool and role.
+    """
+    asked = _asked(spec, workers, said)
     desired = _within_bounds(spec, asked)
     goal = Layout().plus((pool, role, count) for pool, counts in desired.items() for role, count in counts.items())
     resting_since = now - timedelta(seconds=seconds(spec.balance.flip.min_dwell))
-    before = sum(counts.desired for counts in snapshot.status.roles.values())
+    before = sum(counts.desired for counts in roles.values())
     grows, shrinks = 0 < before < goal.total, before > goal.total
     return BalanceDecision(
-        assignment=follow(spec, snapshot.workers, goal, resting_since=resting_since),
+        assignment=follow(spec, workers, goal, resting_since=resting_since),
         reasons=Reasons(
             flip=Reason.SCALE_REQUESTED,
             create=Reason.SCALE_REQUESTED if grows else Reason.WORKER_CREATED,
@@ -50,16 +59,18 @@ def follow_scales(snapshot: Snapshot, now: datetime) -> BalanceDecision:
     )
 
 
-def _asked(snapshot: Snapshot) -> Counts:
+def _asked(
+    spec: InferenceClusterSpec, workers: Sequence[ObservedWorker], said: Mapping[tuple[str, Role], int]
+) -> Counts:
     """Return what the scales ask for. One that is made now begins with what stands, so that nothing changes.
 
     It begins with one worker at least: an HPA leaves alone what asks for none.
     """
-    there = Counter((worker.pool, worker.role) for worker in snapshot.workers if worker.live)
+    there = Counter((worker.pool, worker.role) for worker in workers if worker.live)
     asked: Counts = {}
-    for pool in snapshot.spec.pools:
+    for pool in spec.pools:
         places = {role: (pool.name, role) for role in scaled_roles(pool)}
-        asked[pool.name] = Counter({role: snapshot.asked.get(at, max(1, there[at])) for role, at in places.items()})
+        asked[pool.name] = Counter({role: said.get(at, max(1, there[at])) for role, at in places.items()})
     return asked
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fulcrum.api.names import Role
-from fulcrum.api.types import Pool
+from fulcrum.api.types import InferenceClusterSpec, Pool
 from fulcrum.decide.measurements import deviation, served_share
-from fulcrum.decide.snapshot import ObservedWorker, Snapshot
+from fulcrum.decide.snapshot import ObservedWorker
+from fulcrum.load.traffic import Traffic
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -34,10 +35,15 @@ class Rollout:
         return frozenset(worker.replaces for worker in self.coming)
 
 
-def rollout_of(snapshot: Snapshot) -> Rollout:
-    """Find the workers that stand twice for one place, and the pools whose rollout waits."""
-    halted = _halted_pools(snapshot)
-    live = {worker.uid: worker for worker in snapshot.workers if worker.live}
+def rollout_of(
+    workers: Iterable[ObservedWorker], spec: InferenceClusterSpec, traffic: Traffic | None, *, continues: bool
+) -> Rollout:
+    """Find the workers that stand twice for one place, and the pools whose rollout waits.
+
+    `continues`: it goes on whatever the attainment, see `Snapshot.continues_rollout`.
+    """
+    live = {worker.uid: worker for worker in workers if worker.live}
+    halted = frozenset[str]() if continues else _halted_pools(live.values(), spec, traffic)
     coming: list[ObservedWorker] = []
     leaving: list[ObservedWorker] = []
     uids: set[str] = set()
@@ -92,16 +98,17 @@ def next_to_replace(stale: Iterable[ObservedWorker], serving: Iterable[ObservedW
     return ordered
 
 
-def _halted_pools(snapshot: Snapshot) -> frozenset[str]:
+def _halted_pools(
+    live: Collection[ObservedWorker], spec: InferenceClusterSpec, traffic: Traffic | None
+) -> frozenset[str]:
     """Return the pools whose new workers leave fewer requests inside the SLO than promised: their rollout waits.
 
     Going back to an older revision is never halted, nor is anything while the attainment was not measured.
     """
-    traffic, promised = snapshot.measurements.traffic, snapshot.spec.slo.attainment
-    if snapshot.continues_rollout or traffic is None or traffic.attainment is None:
+    if traffic is None or traffic.attainment is None:
         return frozenset()
-    live = [worker for worker in snapshot.workers if worker.live]
-    changing = frozenset(pool.name for pool in snapshot.spec.pools if _new_one_serves(live, pool.name))
+    promised = spec.slo.attainment
+    changing = frozenset(pool.name for pool in spec.pools if _new_one_serves(live, pool.name))
     kept = served_share(traffic) + deviation(traffic, promised) >= promised
     return frozenset() if kept else changing
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
+from math import inf
 
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import FlipStyle, InferenceClusterSpec
 from fulcrum.decide.assign import Kept, layout_of, layout_of_places
-from fulcrum.decide.inputs import Inputs
+from fulcrum.decide.inputs import Inputs, LoadEstimate
 from fulcrum.decide.pools import flippable
-from fulcrum.decide.rehearsed import Rehearsed, Wanted, few_miss
+from fulcrum.decide.rehearsed import Rehearsed, Wanted
 from fulcrum.decide.snapshot import ObservedWorker
-from fulcrum.decide.split import Move, after, moves_between, possible_moves, to_short_role
+from fulcrum.decide.split import Move, after, moves_between, possible_moves
+from fulcrum.load.demand import Load
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import Layout
 
 
@@ -64,6 +67,47 @@ def role_changes(inputs: Inputs, kept: Kept, coming: Mapping[str, Role]) -> Role
     )
 
 
+def to_short_role(
+    current: Layout, movable: Counter[tuple[str, Role]], *, load: LoadEstimate, model: FluidModel
+) -> tuple[Move, ...]:
+    """Return the flips to the role that cannot carry what surely comes, as far as the other one can spare workers.
+
+    `current` are the workers that serve, `movable` how many of them may flip now (dwell), by pool and role. Rates of
+    workers know of no queue and of nothing that is late. So only what is beyond doubt counts: the short role has the
+    least work that it may have, and the other one the most.
+    """
+    if load.lower.rate <= 0 or not current.complete or current.mixed:
+        return ()
+    short, other = sorted((Role.PREFILL, Role.DECODE), key=lambda role: -_use(current, role, load.lower, model))
+    if other is Role.DECODE and load.answers_at_least:
+        return ()  # decode may get far more work than answers under way tell
+    doubt = replace(load.lower, decode=load.upper.decode)
+    if short is Role.DECODE:
+        doubt = replace(load.lower, prefill=load.upper.prefill)
+    if _use(current, short, doubt, model) <= 1:
+        return ()
+
+    def busiest(moves: Sequence[Move]) -> float:
+        layout = after(current, moves)
+        return max(_use(layout, role, doubt, model) for role in (short, other))
+
+    givers = (pool for pool, role in movable.elements() if role is other)
+    moves: list[Move] = []
+    for pool in sorted(givers, key=lambda pool: -model.advantage(pool, short, doubt)):
+        further = [*moves, Move(pool, other, short)]
+        if busiest(further) >= busiest(moves):
+            break
+        moves = further
+    return tuple(moves)
+
+
+def _use(layout: Layout, role: Role, load: Load, model: FluidModel) -> float:
+    """Return the work of a role over what its workers carry."""
+    demand = load.prefill if role is Role.PREFILL else load.decode
+    carried = model.role_rate(layout, load, role)
+    return demand.rate / carried if carried > 0 else inf
+
+
 def _by_rehearsal(
     inputs: Inputs, kept: Kept, coming: Mapping[str, Role], changes: RoleChanges, able: Counter[tuple[str, Role]]
 ) -> RoleChanges:
@@ -82,7 +126,7 @@ def _by_rehearsal(
         return replace(changes, moves=single)
     changing = {worker.name for worker in kept.serving if worker.pool in flexible}
     settled = changing <= changes.movable and not coming and current.complete and len(changing) > 1
-    if not settled or is_well(inputs):
+    if not settled or inputs.well:
         return changes
     began = [at for worker in kept.serving for at in (worker.role_since, worker.ready_since) if at is not None]
     stands_since = max(began, default=None)
@@ -94,14 +138,6 @@ def _state_key(inputs: Inputs, workers: Iterable[ObservedWorker], changes: objec
     """Return a key that other workers or revisions, and another promise, admission or kind of change, do not have."""
     state = sorted((worker.uid, worker.restarts, worker.stale) for worker in workers)
     return sha256(repr((state, inputs.promise, inputs.spec.admission, changes)).encode()).hexdigest()[:16]
-
-
-def is_well(inputs: Inputs) -> bool:
-    """Report whether so few miss the promise, those turned away included, that there is nothing to look for."""
-    traffic = inputs.measurements.traffic
-    if traffic is None or traffic.attainment is None:
-        return traffic is not None and traffic.rate == 0
-    return few_miss(1 - traffic.attainment, inputs.spec.slo.attainment)
 
 
 def dwelled(inputs: Inputs, kept: Kept) -> list[ObservedWorker]:

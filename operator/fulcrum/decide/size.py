@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from fulcrum.api.durations import seconds
+from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.decide.assign import layout_of
 from fulcrum.decide.best_split import best_split
 from fulcrum.decide.cheapest import Size, cheapest
 from fulcrum.decide.inputs import Inputs
-from fulcrum.decide.pools import PoolBounds, bounds_of
+from fulcrum.decide.last_layout import LayoutSaid
+from fulcrum.decide.pools import PoolBounds, bounds_of, only_role, worker_cost
 from fulcrum.decide.snapshot import ObservedWorker, live
 from fulcrum.decide.tuning import TUNING
 from fulcrum.load.demand import Load
@@ -61,6 +63,41 @@ class _Pools:
         return {
             name: chosen[name] + self.broken[name] if name in chosen else self.applied[name] for name in self.applied
         }
+
+
+def last_applied(spec: InferenceClusterSpec, workers: Sequence[ObservedWorker], wanted: LayoutSaid) -> dict[str, int]:
+    """Return the workers per pool that the last decision wanted, within the bounds of the spec, never none at all.
+
+    Pods alone do not say it: one that died is to be replaced, one that drains is not. Nor does the status alone: what
+    was created after it was last written stays, until a decision says otherwise.
+    """
+    counts = {}
+    for pool in spec.pools:
+        there = live(workers, pool.name)
+        staying = sum(worker.role is not Role.DRAINING for worker in there) if wanted else len(there)
+        count = max(sum((wanted or {}).get(pool.name, {}).values()), staying)
+        counts[pool.name] = max(pool.workers.min, min(count, pool.workers.max))
+    return _with_floor(spec, counts)
+
+
+def _with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str, int]:
+    """Return `workers` with what it takes at least to serve requests: one that does both, or one of each role."""
+    able = {pool.name: only_role(pool) for pool in spec.pools if pool.workers.max > 0}
+    used = {able[name] for name, count in workers.items() if count and name in able}
+    if used & {None, Role.MIXED} or {Role.PREFILL, Role.DECODE} <= used:
+        return workers
+    raised = dict(workers)
+    cheapest = sorted((pool for pool in spec.pools if pool.name in able), key=worker_cost)
+    both = next((pool for pool in cheapest if able[pool.name] in (None, Role.MIXED)), None)
+    if both is not None and not used:
+        alone = Role.MIXED in both.roles or both.workers.max == 1
+        raised[both.name] = max(raised[both.name], 1 if alone else 2)
+        return raised
+    for role in {Role.PREFILL, Role.DECODE} - used:
+        first = next((pool for pool in cheapest if able[pool.name] is role), both)
+        if first is not None:
+            raised[first.name] = max(raised[first.name], 1)
+    return raised
 
 
 def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:

@@ -133,7 +133,7 @@ class ObservedWorker:
     exchanges_no_kv: bool = False
     """It was made without KV transfer, and can be nothing but mixed."""
     stale: bool = False
-    """Made from another spec; set by `plan`."""
+    """Made from another spec, and may be made anew; see `rollout.as_seen`."""
     role_acknowledged: bool = False
     """The agent is known to know the role (only an optimisation: telling it twice does no harm)."""
 
@@ -182,7 +182,10 @@ class ObservedWorker:
         return heard(self.termination.message) or DeviceFault("unknown")
 
     def as_of(self, now: datetime) -> ObservedWorker:
-        """Return the worker without times from the future, see `Snapshot.as_of`."""
+        """Return the worker without times from the future: a clock was set back, or another machine's is ahead.
+
+        Up to the clock skew of `Tuning` they count as now, else as unknown: to wait for the clock could take years.
+        """
         known: dict[str, Any] = {}
         for name in _TIMES:
             at = getattr(self, name)
@@ -214,12 +217,13 @@ class GatewayState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that `plan` may know about one InferenceCluster."""
+    """Everything that `plan` may know about one InferenceCluster; made once a tick, by `controller.observe`."""
 
     name: str
     generation: int
     spec: InferenceClusterSpec
     workers: tuple[ObservedWorker, ...] = ()
+    """As `rollout.as_seen` returns them."""
     gateway: GatewayState = GatewayState()
     batch_problem: str | None = None
     """What keeps the Pod of `spec.batch` from its start, and what to do; None while it is ready or starts."""
@@ -250,26 +254,6 @@ class Snapshot:
     """What there is to know of how the Pods of workers on several nodes are placed; empty: nothing."""
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Pools whose workers may not be made, and why; workers that are there are left as they are."""
-
-    def as_of(self, now: datetime) -> Snapshot:
-        """Return the snapshot without times from the future: a clock was set back, or another machine's is ahead.
-
-        Up to the clock skew of `Tuning` they count as now, else as unknown: to wait for the clock could take years.
-        """
-        return replace(self, workers=tuple(worker.as_of(now) for worker in self.workers))
-
-    def with_loads(
-        self, loads: dict[str, LoadReport | None], acknowledged: frozenset[tuple[str, int, int]]
-    ) -> Snapshot:
-        """Return the same snapshot with load reports by worker name; workers without one stay unknown.
-
-        `acknowledged` are the (uid, restarts, epoch) whose agents know their role.
-        """
-        workers = tuple(
-            replace(w, load=loads.get(w.name), role_acknowledged=(w.uid, w.restarts, w.role_epoch) in acknowledged)
-            for w in self.workers
-        )
-        return replace(self, workers=workers)
 
 
 def live(workers: Iterable[ObservedWorker], pool: str) -> tuple[ObservedWorker, ...]:

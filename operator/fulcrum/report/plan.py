@@ -15,17 +15,15 @@ from fulcrum.decide.assign import Assignment
 from fulcrum.decide.decide import decide, hold, manual
 from fulcrum.decide.decision import BalanceDecision, Reasons, RoleScale, Trace
 from fulcrum.decide.external import follow_scales
-from fulcrum.decide.last_applied import last_applied
-from fulcrum.decide.measurements import Measurements
 from fulcrum.decide.rehearsed import Wanted
 from fulcrum.decide.replacements import rollout_of
+from fulcrum.decide.size import last_applied
 from fulcrum.decide.snapshot import ObservedWorker, Snapshot, WorkerPhase
 from fulcrum.decide.tuning import TUNING
 from fulcrum.report.status import PlanEvent, events_of, status_of
 from fulcrum.rollout.actions import Action, changes_cluster
 from fulcrum.rollout.engine_sleep import sleepers
 from fulcrum.rollout.faults import Faults, faults_of
-from fulcrum.rollout.revision import with_revisions
 from fulcrum.rollout.sleep import sleep_of, smallest, wakes_from_nothing
 from fulcrum.rollout.step_context import next_actions, step_context
 from fulcrum.rollout.steps import STEPS
@@ -64,8 +62,12 @@ class BalancePlan:
 
 def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     """Decide what to do next about one InferenceCluster. `now` is an aware time."""
-    snapshot = with_revisions(snapshot.as_of(now))
-    rollout = rollout_of(snapshot)
+    rollout = rollout_of(
+        snapshot.workers,
+        snapshot.spec,
+        snapshot.measurements.traffic,
+        continues=snapshot.continues_rollout,
+    )
     faults = faults_of(
         snapshot.workers,
         snapshot.spec,
@@ -75,17 +77,17 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
         start_timeout=start_timeout(snapshot.spec, snapshot.model),
     )
     # A worker that is to replace another one and that other one are one place.
-    single = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.uid not in rollout.uids))
-    decision = _choose(single, now)
+    decision = _choose(snapshot, tuple(w for w in snapshot.workers if w.uid not in rollout.uids), now)
     surplus = (*decision.assignment.surplus, *rollout.leaving)
     decision = replace(decision, assignment=replace(decision.assignment, surplus=surplus, rollout=rollout))
     least_available = _least_available(decision.assignment, faults)
     context = step_context(snapshot, decision, faults, now)
     actions = () if snapshot.paused else next_actions(context, STEPS)
     status = status_of(snapshot, decision, actions, faults, now, least_available=least_available)
-    requeue_seconds = _requeue_seconds(snapshot, actions, status, now)
+    moves = _moves(snapshot, actions, status)
+    requeue_seconds = _requeue_seconds(snapshot, actions, now, moves=moves)
     # What is paused, drains or waits for Pods has a pace of its own.
-    usual = requeue_seconds == TUNING.tick_seconds and not _moves(snapshot, actions, status)
+    usual = requeue_seconds == TUNING.tick_seconds and not moves
     # Gateways that can wake a cluster are asked as often as ever.
     awake = decision.sleep is None
     held = bool(decision.trace.unknown) and awake
@@ -105,29 +107,28 @@ def plan(snapshot: Snapshot, now: datetime) -> BalancePlan:
     )
 
 
-def _choose(snapshot: Snapshot, now: datetime) -> BalanceDecision:
-    if snapshot.spec.balance.mode is BalanceMode.MANUAL:
-        return manual(snapshot)
-    sleep = None if snapshot.spec.balance.idle_after is None else sleep_of(snapshot, now)
+def _choose(snapshot: Snapshot, workers: tuple[ObservedWorker, ...], now: datetime) -> BalanceDecision:
+    """Return what each of `workers` is to do."""
+    spec, status, measurements = snapshot.spec, snapshot.status, snapshot.measurements
+    if spec.balance.mode is BalanceMode.MANUAL:
+        return manual(spec, workers)
+    sleep = None if spec.balance.idle_after is None else sleep_of(snapshot, workers, now)
     if sleep is not None and sleep.down:
-        staying = sleepers(snapshot)
-        surplus = tuple(worker for worker in snapshot.workers if worker.live and worker not in staying)
+        staying = sleepers(spec, workers)
+        surplus = tuple(worker for worker in workers if worker.live and worker not in staying)
         nothing = Assignment(slots=(), surplus=surplus, sleepers=staying)
         return BalanceDecision(assignment=nothing, reasons=Reasons(drain=Reason.FELL_ASLEEP), sleep=sleep)
-    wakes = sleep is not None and wakes_from_nothing(snapshot)
-    applied = (
-        smallest(snapshot.spec) if wakes else last_applied(snapshot.spec, snapshot.workers, snapshot.status.layout)
-    )
+    wakes = sleep is not None and wakes_from_nothing(status.roles, workers)
+    applied = smallest(spec) if wakes else last_applied(spec, workers, status.layout)
     try:
-        if snapshot.spec.balance.mode is BalanceMode.EXTERNAL:
-            return follow_scales(snapshot, now)
-        decision = decide(snapshot, now, applied)
+        if spec.balance.mode is BalanceMode.EXTERNAL:
+            return follow_scales(spec, workers, status.roles, snapshot.asked, now)
+        decision = decide(spec, workers, status, measurements, applied=applied, now=now)
         reasons = replace(decision.reasons, create=Reason.WAKING) if wakes else decision.reasons
         return replace(decision, sleep=sleep, reasons=reasons)
     except Exception as error:  # noqa: BLE001 (a defect in the balance must not keep dead workers from being replaced)
         # Without speeds and load: nothing is left that the performance model could trip over again.
-        blind = replace(snapshot, measurements=Measurements())
-        decision = hold(blind, applied, now, repair=False)
+        decision = hold(spec, workers, status.layout, applied=applied, speeds={}, now=now, repair=False)
         return replace(decision, trace=Trace(failure=error, routes=None), sleep=sleep)
 
 
@@ -141,9 +142,7 @@ def _least_available(assignment: Assignment, faults: Faults) -> int:
     return max(able - 1, min(able, 1) if len(assignment.slots) > 1 else 0)
 
 
-def _requeue_seconds(
-    snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus, now: datetime
-) -> float:
+def _requeue_seconds(snapshot: Snapshot, actions: tuple[Action, ...], now: datetime, *, moves: bool) -> float:
     if snapshot.paused:
         return TUNING.resync_seconds
     if any(worker.role is Role.DRAINING and not worker.deleting and not _sleeps(worker) for worker in snapshot.workers):
@@ -154,7 +153,7 @@ def _requeue_seconds(
         waited_seconds = (now - waited).total_seconds()
         return min(max(TUNING.tick_seconds, waited_seconds / 10), TUNING.resync_seconds)
     decides = snapshot.spec.balance.mode is not BalanceMode.MANUAL
-    return TUNING.tick_seconds if decides or _moves(snapshot, actions, status) else TUNING.resync_seconds
+    return TUNING.tick_seconds if decides or moves else TUNING.resync_seconds
 
 
 def _moves(snapshot: Snapshot, actions: tuple[Action, ...], status: InferenceClusterStatus) -> bool:

@@ -6,35 +6,35 @@ sleep; at a wake the engine is woken first, then the worker gets its role.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.api.types import SleepState, SleepStatus
+from fulcrum.api.types import InferenceClusterSpec, SleepState, SleepStatus
 from fulcrum.api.worker import EngineSleepState
-from fulcrum.decide.snapshot import ObservedWorker, Snapshot
+from fulcrum.decide.snapshot import ObservedWorker
 from fulcrum.decide.tuning import TUNING
 from fulcrum.rollout.actions import Action, TellSleep
 from fulcrum.rollout.step_context import StepContext, drain
 
 
-def sleepers(snapshot: Snapshot) -> tuple[ObservedWorker, ...]:
+def sleepers(spec: InferenceClusterSpec, workers: Iterable[ObservedWorker]) -> tuple[ObservedWorker, ...]:
     """Return the workers whose Pods stay while the cluster sleeps."""
-    pools = {pool.name for pool in snapshot.spec.pools}
-    if not snapshot.spec.balance.engine_sleep_level:
+    pools = {pool.name for pool in spec.pools}
+    if not spec.balance.engine_sleep_level:
         return ()
-    return tuple(worker for worker in snapshot.workers if worker.live and not worker.stale and worker.pool in pools)
+    return tuple(worker for worker in workers if worker.live and not worker.stale and worker.pool in pools)
 
 
-def all_asleep(snapshot: Snapshot, was: SleepStatus) -> bool:
+def all_asleep(spec: InferenceClusterSpec, workers: Sequence[ObservedWorker], was: SleepStatus) -> bool:
     """Tell whether each worker that is there sleeps. One that does not answer does what it did before."""
-    staying = {worker.uid for worker in sleepers(snapshot)}
+    staying = {worker.uid for worker in sleepers(spec, workers)}
     before = was.state == SleepState.ASLEEP
     return all(
         worker.uid in staying
         and worker.role is Role.DRAINING
         and (before if worker.load is None else worker.load.sleep == EngineSleepState.ASLEEP)
-        for worker in snapshot.workers
+        for worker in workers
     )
 
 

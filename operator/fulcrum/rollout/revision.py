@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -30,16 +31,25 @@ from fulcrum.capacity.kv_dtype import KvDtype, resolved_kv_dtype
 from fulcrum.capacity.model_facts import ModelFacts, facts_of_name
 from fulcrum.capacity.model_kinds import ModelKind
 from fulcrum.capacity.start_timeout import start_timeout_seconds
-from fulcrum.decide.snapshot import ObservedWorker, Snapshot
+from fulcrum.decide.snapshot import ObservedWorker
 
 _POD_FIELDS = ("gpu", "rdma", "resources", "shared_memory", "priority_class_name", "topology")
 _REQUIRED: dict[str, Any] = {"cluster": "", "pool": "", "model": "", "served_name": "", "accelerator": ""}
 
 
-def with_revisions(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with `stale` set on workers that were made from another spec, and may be made anew."""
-    spec = snapshot.spec
-    revisions = {pool.name: worker_revision(cluster=snapshot.name, spec=spec, pool=pool) for pool in spec.pools}
+def as_seen(
+    workers: Iterable[ObservedWorker],
+    *,
+    cluster: str,
+    spec: InferenceClusterSpec,
+    refused: Container[str] = (),
+    now: datetime,
+) -> tuple[ObservedWorker, ...]:
+    """Return the workers as a snapshot has them: without times after `now`, and with `stale` set.
+
+    Stale are workers that were made from another spec, and may be made anew: not those of `refused` pools.
+    """
+    revisions = {pool.name: worker_revision(cluster=cluster, spec=spec, pool=pool) for pool in spec.pools}
     images = {pool.name: worker_image(spec, pool) for pool in spec.pools}
     exchanging = frozenset(pool.name for pool in spec.pools if exchanges_kv(pool))
 
@@ -47,11 +57,12 @@ def with_revisions(snapshot: Snapshot) -> Snapshot:
         image = images.get(worker.pool)
         renewed = image is not None and worker.release_image not in (None, image)
         renewed |= worker.exchanges_no_kv and worker.pool in exchanging
-        stale = worker.pool not in snapshot.refused and (renewed or worker.spec_hash != revisions.get(worker.pool))
+        stale = worker.pool not in refused and (renewed or worker.spec_hash != revisions.get(worker.pool))
+        known = worker.as_of(now)
         # Of thousands of workers few change: a copy of each would take a tenth of a plan.
-        return worker if stale == worker.stale else replace(worker, stale=stale)
+        return known if stale == known.stale else replace(known, stale=stale)
 
-    return replace(snapshot, workers=tuple(map(seen, snapshot.workers)))
+    return tuple(map(seen, workers))
 
 
 def standing_workers(
@@ -62,30 +73,33 @@ def standing_workers(
     return [each for each in workers if each.live and each.spec_hash == revisions.get(each.pool)]
 
 
-def with_model(snapshot: Snapshot, known: ModelFacts, standing: Iterable[ObservedWorker]) -> Snapshot:
-    """Return the snapshot with the model that new workers are made for: `known`, and the attention of those that stand.
+def chosen_model(
+    known: ModelFacts, note: str, *, model_name: str, standing: Iterable[ObservedWorker]
+) -> tuple[ModelFacts, str]:
+    """Return the model that new workers are made for (`known`, with the attention of those that stand), and a note.
 
+    `note` says where what is known is from; what a new revision gets instead is added to it.
     A config.json that comes, changes or goes is no part of a revision: it restarts none, and all go on understanding
     each other.
     """
-    usual = facts_of_name(snapshot.spec.model.name).attention
+    usual = facts_of_name(model_name).attention
     made_for = Counter(worker.attention or usual for worker in standing)
     if not made_for or known.attention in made_for:
-        return replace(snapshot, model=known)
+        return known, note
     (kept, _), wanted = made_for.most_common(1)[0], known.attention
     kind = replace(known.kind or ModelKind(), attention=kept)
-    note = f"the workers that stand were made for {kept.value} attention; a new revision is made for {wanted.value}"
-    note = "; ".join(each for each in (snapshot.model_note, note) if each)
-    return replace(snapshot, model=replace(known, kind=kind), model_note=note)
+    change = f"the workers that stand were made for {kept.value} attention; a new revision is made for {wanted.value}"
+    return replace(known, kind=kind), "; ".join(each for each in (note, change) if each)
 
 
-def chosen_kv_dtype(snapshot: Snapshot, standing: Iterable[ObservedWorker]) -> KvDtype:
+def chosen_kv_dtype(
+    spec: InferenceClusterSpec, model: ModelFacts | None, standing: Iterable[ObservedWorker]
+) -> KvDtype:
     """Return the element type of the KV cache that new workers get.
 
     What `auto` came to for workers of the present revisions (`standing`) stays: an upgrade that knows more about a
     model restarts none, and all workers go on understanding each other.
     """
-    spec, model = snapshot.spec, snapshot.model
     wanted = resolved_kv_dtype(spec, model.kind if model is not None else None)
     if spec.engine.kv_cache.dtype is not KvCacheDtype.AUTO:
         return wanted
@@ -209,7 +223,7 @@ def worker_revision(*, cluster: str, spec: InferenceClusterSpec, pool: Pool) -> 
     Role, epoch, timeouts and the list of adapters are left out: a running worker takes new ones, or needs none any
     more. So is what
     `kvCache.dtype: auto` comes to, what a config.json says of the model, and whether KV is exchanged: what stands is
-    kept (`chosen_kv_dtype`, `with_model`, `with_revisions`). SLO, ratio, admission and gateway are no part of a worker.
+    kept (`chosen_kv_dtype`, `chosen_model`, `as_seen`). SLO, ratio, admission and gateway are no part of a worker.
     A configuration field that is at its default is left out too, so that an operator that knows more fields does not
     restart the workers of an older one. An absent image counts as the one that release 0.1.0 takes for it, so that
     neither going there nor coming back restarts workers.
