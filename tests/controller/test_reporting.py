@@ -47,3 +47,21 @@ async def test_a_field_that_the_crd_drops_is_not_written_for_ever(monkeypatch: p
     now += TUNING.resync_seconds  # the CRD may have been upgraded meanwhile
     await reporter.write_status(OWNER, server.status, WHOLE)
     assert server.writes == writes + 1
+
+
+async def test_figures_alone_rest_for_as_long_as_is_said_and_go_along_with_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: now)
+    server = Server()
+    reporter = Reporter(cast("Kube", server), identity="t")
+    seconds_of_writes: list[float] = []
+    for second in range(200):
+        now, writes = 1000.0 + second, server.writes
+        ratio = "2P:1D" if second >= 100 else "1P:1D"
+        figures = InferenceClusterStatus(ratio=ratio, attainment=0.5 + second / 1000)
+        await reporter.write_status(OWNER, server.status, figures, rest_seconds=60.0)
+        if server.writes > writes:
+            seconds_of_writes.append(second)
+    assert seconds_of_writes == [0, 60, 100, 160]

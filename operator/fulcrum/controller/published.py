@@ -17,6 +17,8 @@ from fulcrum.load.traffic import Traffic
 
 PUBLISH_SECONDS: Final = 15.0
 """Least time between two writes of figures that change all the time; any other write takes them along."""
+PUBLISH_LOOKS: Final = 3
+"""Looks at a calm cluster between two of them: a fleet that takes a whole core is not to take it for figures."""
 LEAST_CHANGE: Final = 0.05
 """Relative change of a figure below which the published one stays."""
 LEAST_SHARE_CHANGE: Final = 0.005

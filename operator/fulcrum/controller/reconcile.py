@@ -29,6 +29,7 @@ from fulcrum.controller.metrics import Metrics
 from fulcrum.controller.observe import Observer, asked_of_workers, observe
 from fulcrum.controller.observed import Observed, gateways_send_token, is_paused, running_images
 from fulcrum.controller.preloads import POLL_SECONDS
+from fulcrum.controller.published import PUBLISH_LOOKS, PUBLISH_SECONDS
 from fulcrum.controller.rehearsals import Rehearsals, asked_of
 from fulcrum.controller.reporting import Reporter, news_of_failures
 from fulcrum.controller.sources import TICK_SECONDS
@@ -221,7 +222,10 @@ class Reconciler:
         stated += adapter_events(tick.snapshot.measurements.adapters, tick.cluster.status.adapters)
         await self._reporter.post_events(tick.owner, outcome.done, stated, tick.now)
         status = final_status(tick, outcome, failures)
-        await self._reporter.write_status(tick.owner, tick.cluster.status, status)
+        rest_seconds = PUBLISH_SECONDS
+        if tick.plan.calm:
+            rest_seconds = max(rest_seconds, PUBLISH_LOOKS * self._calm_pace.seconds())
+        await self._reporter.write_status(tick.owner, tick.cluster.status, status, rest_seconds=rest_seconds)
         key = (tick.owner.namespace, tick.owner.name)
         self._metrics.cluster_states.say(key, tick.cluster.spec, status, tick.plan.scales)
         if failures:

@@ -59,12 +59,19 @@ class Reporter:
                 # An event that cannot be posted is no reason to repeat what it is about.
                 logger.warning("event_not_posted cluster=%s event=%s error=%r", owner.name, event["reason"], error)
 
-    async def write_status(self, owner: Owner, last: InferenceClusterStatus, status: InferenceClusterStatus) -> None:
-        """Write the status if it says something new; figures alone are no news until PUBLISH_SECONDS have passed."""
+    async def write_status(
+        self,
+        owner: Owner,
+        last: InferenceClusterStatus,
+        status: InferenceClusterStatus,
+        *,
+        rest_seconds: float = PUBLISH_SECONDS,
+    ) -> None:
+        """Write the status if it says something new; figures alone are no news until `rest_seconds` have passed."""
         if status == last:
             return
         now = time.monotonic()
-        recent = now - self._published_at.get(owner.uid, float("-inf")) < PUBLISH_SECONDS
+        recent = now - self._published_at.get(owner.uid, float("-inf")) < rest_seconds
         if recent and keeping_measurements(status, last) == last:
             return
         before = self._written.get(owner.uid)
