@@ -27,7 +27,7 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.bursts import dispersion
 from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.load.tuning import TUNING
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.simulation.cluster import ClusterModel, PoolModel
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.generate import WORKLOADS, phased
@@ -70,9 +70,9 @@ def simulated(load: Workload, cluster: ClusterModel, slo: LatencyTargets, split:
     return simulate(load, cluster, policy, slo=slo).summary(slo).attainment
 
 
-def estimated(estimates: QueueingEstimates, speed: WorkerSpeed, split: Split) -> float:
+def estimated(estimates: FluidEstimates, speed: WorkerSpeed, split: Split) -> float:
     """The same, by the estimates that placements are compared by."""
-    return estimates.split(estimates.demand.rate, [(speed, split.prefill)], [(speed, split.decode)])
+    return estimates.share(estimates.demand.rate, [(speed, split.prefill)], [(speed, split.decode)])
 
 
 def compared(
@@ -86,7 +86,7 @@ def compared(
 ) -> list[str]:
     """Print a row; returns what is wrong with it."""
     demand, speed = demand_of(load), known_speeds(cluster)[POOL]
-    estimates = QueueingEstimates(demand, slo, turns_away=True)
+    estimates = FluidEstimates(demand, slo, turns_away=True)
     real = {split: simulated(load, cluster, slo, split) for split in splits}
     model = {split: estimated(estimates, speed, split) for split in splits}
     row = "  ".join(f"{real[split]:>5.3f} / {model[split]:.3f}" for split in splits)
