@@ -7,7 +7,7 @@ answers that are decoded at once. How good a layout is, a simulation says; these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp
@@ -20,46 +20,12 @@ from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets, Load
 from fulcrum.performance.eligible import eligible, log_spread
 from fulcrum.performance.rates import pull_seconds, unit_rates
-from fulcrum.performance.staffing import late_share
 from fulcrum.placement.performance import Stations
+from fulcrum.placement.queue import NOTHING, Queue, highest_rate, linked, together
 
 _NORMAL: Final = NormalDist()
 _POINTS: Final = 16
 """Lengths that stand for all: the longest has 3 % of the prompts."""
-_HALVINGS: Final = 14
-"""Of the search for a rate: its width is then below 0.01 % of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """All servers of a role, in front of which requests wait together."""
-
-    servers: float
-    each: float
-    """Requests/s of one server."""
-    patience_seconds: tuple[float, ...]
-    """A request may wait that long; each equally likely."""
-    variability: float
-    """Of arrivals and service against exponential ones."""
-    share: float = 1.0
-    """Of the requests, those short enough for the servers to be in time with them."""
-
-    @property
-    def rate(self) -> float:
-        """Return the requests/s of all servers."""
-        return self.servers * self.each
-
-    def kept(self, rate: float, *, turns_away: bool) -> float:
-        """Return the share of `rate` requests/s that is in time."""
-        if self.rate <= 0.0:
-            return 0.0
-        work = rate * (self.share if turns_away else 1.0) / self.each
-        patience = [seconds * self.each for seconds in self.patience_seconds]
-        late = late_share(work, self.servers, patience=patience, variability=self.variability, turns_away=turns_away)
-        return self.share * (1.0 - late)
-
-
-NOTHING: Final = Queue(servers=0.0, each=0.0, patience_seconds=(), variability=1.0, share=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +129,13 @@ class FluidEstimates:
         A router keeps no worker free for long prompts that are to come: each pool gets prompts as they come.
         """
         pools = [
-            (_linked(self._queue(speed, Role.PREFILL, step_seconds), links.get(speed)), count)
+            (linked(self._queue(speed, Role.PREFILL, step_seconds), links.get(speed)), count)
             for speed, count in stations
         ]
         pools = sorted((pool for pool in pools if pool[0].rate > 0.0), key=lambda pool: -pool[0].each)
         best, carried, queue = NOTHING, -1.0, NOTHING
         for each, count in pools:
-            queue = _together(queue, replace(each, servers=count * each.servers))
+            queue = together(queue, replace(each, servers=count * each.servers))
             if len(pools) == 1:
                 return queue
             if (found := self._highest([queue])) > carried:
@@ -180,9 +146,9 @@ class FluidEstimates:
         """Return the queue for decode: a request may wait half of what the TTFT leaves beyond `first_seconds`."""
         queue = NOTHING
         for speed, count in stations:
-            each = _linked(self._queue(speed, Role.DECODE, 0.0), links.get(speed))
+            each = linked(self._queue(speed, Role.DECODE, 0.0), links.get(speed))
             if each.rate > 0.0:
-                queue = _together(queue, replace(each, servers=count * each.servers))
+                queue = together(queue, replace(each, servers=count * each.servers))
         return replace(queue, patience_seconds=(max(0.0, self.slo.ttft_seconds - first_seconds) / 2,))
 
     def _mixed(self, stations: Stations) -> float:
@@ -295,34 +261,3 @@ class FluidEstimates:
         """Return what the steps of a prompt beyond the first one cost."""
         fresh = tokens * (1 - self.demand.prefix_hit)
         return max(fresh / speed.max_batched_tokens - 1.0, 0.0) * speed.coefficients.prefill_a
-
-
-def highest_rate(kept: Callable[[float], float], target: float, *, most: float) -> float:
-    """Return the highest rate up to `most` (requests/s) at which `kept`, which falls, is at least `target`."""
-    low, high = 0.0, most
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if kept(middle) >= target else (low, middle)
-    return low
-
-
-def _linked(queue: Queue, most_rate: float | None) -> Queue:
-    """Return the queue of a worker whose link has time for so many requests/s."""
-    return queue if most_rate is None or queue.rate <= most_rate else replace(queue, each=most_rate / queue.servers)
-
-
-def _together(one: Queue, other: Queue) -> Queue:
-    """Return the servers of two pools as one queue."""
-    if one.servers == 0.0:
-        return other
-    servers, rate = one.servers + other.servers, one.rate + other.rate
-    return Queue(
-        servers=servers,
-        each=rate / servers,
-        patience_seconds=tuple(
-            (one.rate * each + other.rate * more) / rate
-            for each, more in zip(one.patience_seconds, other.patience_seconds, strict=True)
-        ),
-        variability=(one.rate * one.variability + other.rate * other.variability) / rate,
-        share=(one.rate * one.share + other.rate * other.share) / rate,
-    )
