@@ -81,7 +81,7 @@ compare: install  ## Auto against fixed ratios, rejection against none, FP8 KV a
 
 bench: install  ## The benchmarks that back a claim (the last two start real engines)
 	$(BIN)/python benchmarks/forecast.py
-	$(BIN)/python benchmarks/queueing.py
+	$(BIN)/python benchmarks/plan_played.py
 	$(BIN)/python benchmarks/waiting.py
 	$(BIN)/python benchmarks/splits.py
 	$(BIN)/python benchmarks/plan.py

@@ -35,7 +35,7 @@ from fulcrum.capacity.nonnegative import fit_relative
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.errors import PlacementError
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import goodput
@@ -53,7 +53,7 @@ INVENTORIES = (
 LIMITS_SECONDS = {256: 10.0, 1024: 60.0}
 SLO = LatencyTargets(ttft_seconds=2.0, tpot_seconds=0.1, attainment=0.9)
 DEMAND = Demand(rate=0.0, isl_tokens=755.0, osl_tokens=200.0, isl_cv2=0.5, osl_cv2=0.8)
-ESTIMATES = QueueingEstimates(DEMAND, SLO)
+ESTIMATES = FluidEstimates(DEMAND, SLO)
 MODELS = ("facebook/opt-30b", "meta-llama/Llama-2-70b-hf")
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference" / "splitwise_perf_model.csv"
 SPLITWISE_PRICES = {"h100-80gb": 38.0, "a100-80gb": 17.6}

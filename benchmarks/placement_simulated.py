@@ -30,7 +30,7 @@ from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.capacity.known_models import known_model
 from fulcrum.placement.deploy import inference_cluster
 from fulcrum.placement.errors import PlacementError
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.plan import PlacementPlan
 from fulcrum.simulation.arrivals import constant
@@ -67,7 +67,7 @@ class Purchase:
     """Requests/s of the kinds of the inventory, each alone."""
 
 
-def purchases(count: int, estimates: QueueingEstimates) -> list[Purchase]:
+def purchases(count: int, estimates: FluidEstimates) -> list[Purchase]:
     """Return the placements of random inventories."""
     random = np.random.default_rng(24)
     found = []
@@ -88,7 +88,7 @@ def purchases(count: int, estimates: QueueingEstimates) -> list[Purchase]:
     return found
 
 
-def carried_alone(entry: Entry, estimates: QueueingEstimates) -> float:
+def carried_alone(entry: Entry, estimates: FluidEstimates) -> float:
     """Return predicted requests/s of the GPUs of one kind."""
     try:
         return planned(inventory([entry]), MODEL, performance=estimates).goodput
@@ -150,7 +150,7 @@ def main() -> int:
     arguments = parser.parse_args()
     admission = AdmissionPolicy(arguments.admission)
     all_of_them = purchases(
-        arguments.inventories, QueueingEstimates(DEMAND, SLO, turns_away=admission is not AdmissionPolicy.OFF)
+        arguments.inventories, FluidEstimates(DEMAND, SLO, turns_away=admission is not AdmissionPolicy.OFF)
     )
     plans = {layout(plan): plan for each in all_of_them for plan in (each.given, each.bought, each.alone)}
     print(

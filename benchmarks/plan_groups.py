@@ -26,7 +26,7 @@ from fulcrum.capacity.engine import EngineShape
 from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.roofline import Roofline, shape_speed
 from fulcrum.load.demand import Demand, LatencyTargets
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.inventory import inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.performance import Stations, goodput
@@ -146,9 +146,9 @@ def shape_of(case: Case, group: Group) -> EngineShape:
     )
 
 
-def estimates_of(case: Case) -> QueueingEstimates:
+def estimates_of(case: Case) -> FluidEstimates:
     """Return our estimates for the requests and promises of a case."""
-    return QueueingEstimates(
+    return FluidEstimates(
         Demand(rate=0.0, isl_tokens=float(case.isl), osl_tokens=float(case.osl), isl_cv2=0.0, osl_cv2=0.0),
         LatencyTargets(ttft_seconds=case.ttft_seconds, tpot_seconds=case.tpot_seconds, attainment=0.95),
         turns_away=True,

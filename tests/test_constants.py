@@ -31,8 +31,10 @@ DEFAULTS = (
 """Defaults of arguments and assumptions that the gateway's configuration replaces."""
 
 PRECISION = (
+    "performance/staffing.py _AT_FULL_LOAD",
     "performance/staffing.py _HALVINGS",
-    "performance/staffing.py staffed: 8",
+    "performance/staffing.py _MOST_EXPONENT",
+    "performance/staffing.py _MOST_SPREADS",
 )
 """Precision, range and steps of a computation: finer ones give the same decisions."""
 

@@ -21,6 +21,13 @@ INVENTORY = Path(__file__).parents[2] / "examples" / "placement" / "inventory.ya
 USUAL = ("--model", "facebook/opt-30b", "--workload", "755:200", "--slo", "2s,100ms,0.9")
 
 
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play little: how well plans are judged is tested in `test_plan_play.py`."""
+    monkeypatch.setattr("fulcrum.cli.plan.play._JUDGED_REQUESTS", 200)
+    monkeypatch.setattr("fulcrum.cli.plan.play._WARM_REQUESTS", 200)
+
+
 def run(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(main, ["plan", *arguments], input=stdin)
 

@@ -12,7 +12,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.cells import Cell, packs
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine, shapes
 from fulcrum.placement.performance import goodput
@@ -38,19 +38,17 @@ def best_goodput(request: Request) -> tuple[float, int]:
     best, count = 0.0, 0
     cells = _cells(request.inventory)
     splits = list(product(*(list(_splits(list(_fillings(request, cell)))) for cell in cells)))
-    random.Random(0).shuffle(splits)  # so that few are better than all before them
     for split in splits:
         prefill, decode = ([(pool[0], pool[side]) for part in split for pool in part if pool[side]] for side in (1, 2))
         if not prefill or not decode:
             continue
         count += 1
-        # Asked first whether it is better: most are not, and that takes a twentieth of the time.
-        best = max(best, goodput(request.performance, prefill=prefill, decode=decode, at_least=best * 1.002))
+        best = max(best, goodput(request.performance, prefill=prefill, decode=decode))
     for filling in product(*(list(_fillings(request, cell, mixed=True)) for cell in cells)):
         mixed = [pool for part in filling for pool in part]
         if mixed:
             count += 1
-            best = max(best, goodput(request.performance, mixed=mixed, at_least=best * 1.002))
+            best = max(best, goodput(request.performance, mixed=mixed))
     return best, count
 
 
@@ -100,7 +98,7 @@ def _setting(
         request=Request(
             inventory=inventory_from({"nodes": nodes}),
             engine=Engine(model=known_model(model)),
-            performance=QueueingEstimates(demand, promise, turns_away=True),
+            performance=FluidEstimates(demand, promise, turns_away=True),
             prompt_tokens=demand.isl_tokens,
         ),
     )

@@ -7,14 +7,14 @@ from typing import Any
 
 from fulcrum.capacity.known_models import known_model
 from fulcrum.load.demand import Demand, LatencyTargets
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.search import Request
 
 PRICES = {"H100-SXM-80GB": 3.69, "A100-SXM-80GB": 1.75, "L40-48GB": 1.14, "A6000-48GB": 0.79}
 PROMPT_TOKENS = 800.0
-ESTIMATES = QueueingEstimates(
+ESTIMATES = FluidEstimates(
     Demand(rate=0.0, isl_tokens=PROMPT_TOKENS, osl_tokens=200.0, isl_cv2=0.5, osl_cv2=0.5),
     LatencyTargets(ttft_seconds=2.0, tpot_seconds=0.1, attainment=0.9),
 )

@@ -12,7 +12,7 @@ from fulcrum.capacity.accelerators import accelerator
 from fulcrum.capacity.known_models import known_model
 from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.drift import PoolForm, compare, held_goodput, inventory_of
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.parallelism import Engine
 from fulcrum.placement.search import Request, search
 
@@ -32,8 +32,8 @@ def pool(name: str, tensor: int, workers: int, *roles: Role, gpu: str = "H100-SX
     )
 
 
-def estimates(isl: float, osl: float) -> QueueingEstimates:
-    return QueueingEstimates(Demand(rate=0.0, isl_tokens=isl, osl_tokens=osl), SLO)
+def estimates(isl: float, osl: float) -> FluidEstimates:
+    return FluidEstimates(Demand(rate=0.0, isl_tokens=isl, osl_tokens=osl), SLO)
 
 
 def gain(forms: list[PoolForm], isl: float, osl: float) -> float:

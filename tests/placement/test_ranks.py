@@ -15,7 +15,7 @@ from fulcrum.capacity.known_models import known_model
 from fulcrum.load.demand import Demand, LatencyTargets
 from fulcrum.placement.deploy import inference_cluster
 from fulcrum.placement.drift import PoolForm, held_goodput, inventory_of
-from fulcrum.placement.estimates import QueueingEstimates, ranks_apart
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.parallelism import Engine, Form, forms, shapes
 from fulcrum.placement.plan import PlacementPlan
@@ -23,7 +23,7 @@ from fulcrum.placement.search import Request, search
 
 DEEPSEEK = Engine(model=known_model("deepseek-ai/DeepSeek-V3"))
 DEMAND = Demand(rate=1.0, isl_tokens=4000.0, osl_tokens=1000.0, isl_cv2=0.0, osl_cv2=0.0)
-ESTIMATES = QueueingEstimates(DEMAND, LatencyTargets(ttft_seconds=5.0, tpot_seconds=0.05, attainment=0.95))
+ESTIMATES = FluidEstimates(DEMAND, LatencyTargets(ttft_seconds=5.0, tpot_seconds=0.05, attainment=0.95))
 
 
 def nodes_of_h200(count: int) -> Inventory:
@@ -68,13 +68,10 @@ def test_what_is_emitted_is_what_the_crd_accepts() -> None:
 
 def test_ranks_queue_as_workers_of_their_own() -> None:
     speed = planned().pools[0].option.speed
-    one = replace(speed, ranks=1)
-    assert ranks_apart([(speed, 2), (one, 3)]) == [(one, 16), (one, 3)]
-    assert ESTIMATES.split(3.0, [(speed, 1)], [(speed, 1)]) == pytest.approx(
-        ESTIMATES.split(3.0, [(one, 8)], [(one, 8)])
-    )
-    assert ESTIMATES.prefill(3.0, [(speed, 1)]) == pytest.approx(ESTIMATES.prefill(3.0, [(one, 8)]))
-    assert ESTIMATES.mixed(3.0, [(speed, 1)]) == pytest.approx(ESTIMATES.mixed(3.0, [(one, 8)]))
+    one, several = [(replace(speed, ranks=1), 8)], [(speed, 1)]
+    assert ESTIMATES.split(several, several) == pytest.approx(ESTIMATES.split(one, one))
+    for role in Role:
+        assert ESTIMATES.alone(several, role) == pytest.approx(ESTIMATES.alone(one, role))
 
 
 def test_groups_that_stand_are_held_against_a_plan_with_all_their_gpus() -> None:

@@ -21,7 +21,7 @@ from fulcrum.placement.errors import (
     TargetTooHighError,
     TooSlowError,
 )
-from fulcrum.placement.estimates import QueueingEstimates
+from fulcrum.placement.estimates import FluidEstimates
 from fulcrum.placement.inventory import Inventory, inventory_from
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import Engine
@@ -148,10 +148,11 @@ def test_requests_that_are_turned_away_at_prefill_do_not_load_decoding() -> None
         [(pool.option.speed, pool.workers) for pool in plan.pools if pool.role is role]
         for role in (Role.PREFILL, Role.DECODE)
     )
+    plenty_of_prefill, plenty_of_decode = ([(speed, 8 * count) for speed, count in each] for each in (prefill, decode))
     estimates, rate = replace(ESTIMATES, turns_away=True), 1.5 * plan.goodput
-    narrower = min(estimates.prefill(rate, prefill), estimates.decode(rate, decode))
+    narrower = min(estimates.share(rate, prefill, plenty_of_decode), estimates.share(rate, plenty_of_prefill, decode))
     assert narrower < 0.9
-    assert estimates.split(rate, prefill, decode) == pytest.approx(narrower, rel=0.02)
+    assert estimates.share(rate, prefill, decode) == pytest.approx(narrower, rel=0.02)
 
 
 def test_mixed_workers_are_a_candidate() -> None:
@@ -179,7 +180,7 @@ def test_a_model_that_fits_nowhere_says_what_would_do() -> None:
 
 
 def test_a_promise_below_the_floor_says_the_fastest_that_is_possible() -> None:
-    hasty = QueueingEstimates(ESTIMATES.demand, LatencyTargets(ttft_seconds=0.001, tpot_seconds=0.1, attainment=0.9))
+    hasty = FluidEstimates(ESTIMATES.demand, LatencyTargets(ttft_seconds=0.001, tpot_seconds=0.1, attainment=0.9))
     with pytest.raises(TooSlowError, match=r"TTFT of \d+ ms and a TPOT of [\d.]+ ms"):
         search(request(PAPER, performance=hasty))
 

@@ -82,7 +82,7 @@ def compared(question: PlacementQuestion) -> Comparison | None:
     # scipy and HiGHS: half of the operators' memory, where nothing is ever compared.
     from fulcrum.placement.drift import compare
     from fulcrum.placement.errors import PlacementError
-    from fulcrum.placement.estimates import QueueingEstimates
+    from fulcrum.placement.estimates import FluidEstimates
     from fulcrum.placement.parallelism import Engine
 
     spec, model, demand = question.spec, question.model, question.demand
@@ -96,7 +96,7 @@ def compared(question: PlacementQuestion) -> Comparison | None:
             max_model_tokens=spec.model.max_model_len or 0,
         )
         forms = _forms(spec)
-        performance = QueueingEstimates(
+        performance = FluidEstimates(
             demand, promised(spec), turns_away=spec.admission.policy is not AdmissionPolicy.OFF
         )
         return compare(forms, engine, performance, prompt_tokens=demand.isl_tokens) if forms else None

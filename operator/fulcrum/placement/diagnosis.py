@@ -9,7 +9,6 @@ from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import CPU
 from fulcrum.capacity.engine import EngineShapeError
 from fulcrum.capacity.kv import kv_capacity_tokens
-from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.placement.cells import Problem
 from fulcrum.placement.errors import (
     DisconnectedError,
@@ -20,7 +19,7 @@ from fulcrum.placement.errors import (
 )
 from fulcrum.placement.inventory import Inventory, NodeKind
 from fulcrum.placement.parallelism import Engine, shapes
-from fulcrum.placement.performance import LEAST_RATE, Performance
+from fulcrum.placement.performance import Performance
 
 _MOST_GPUS: Final = 16
 """GPUs of the largest node that is considered."""
@@ -35,19 +34,11 @@ def explain_none(inventory: Inventory, engine: Engine, performance: Performance)
             f"{engine.model.weight_bytes(engine.weights) / 1e9:.0f} GB. {_smallest(inventory, engine)}"
         )
 
-    def shares(speed: WorkerSpeed) -> tuple[float, float]:
-        alone = [(speed, 1)]
-        return performance.prefill(LEAST_RATE, alone), performance.decode(LEAST_RATE, alone)
-
-    kind, (form, fastest) = max(fitting, key=lambda each: min(shares(each[1][1])))
-    prefill, decode = shares(fastest)
     ttft_seconds, tpot_seconds = performance.floor([speed for _, (_, speed) in fitting])
     return TooSlowError(
-        f"no worker keeps the promise, even without load. The best is {kind.accelerator.name} with {form}: "
-        f"{prefill:.0%} of the first tokens and {decode:.0%} of the others are in time, and "
-        f"{performance.target:.0%} are promised. A mean request alone on the fastest worker has a TTFT of "
-        f"{ttft_seconds * 1e3:.0f} ms and a TPOT of {tpot_seconds * 1e3:.1f} ms: promise more than that, or use faster "
-        "GPUs"
+        f"no worker keeps the promise, even without load. Alone on the fastest workers, the longest prompt of the "
+        f"{performance.target:.0%} that are promised has a TTFT of {ttft_seconds * 1e3:.0f} ms and a TPOT of "
+        f"{tpot_seconds * 1e3:.1f} ms: promise more than that, or use faster GPUs"
     )
 
 

@@ -14,14 +14,12 @@ from fulcrum.capacity.roofline import shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.placement.inventory import Inventory, Node
 from fulcrum.placement.parallelism import Engine
-from fulcrum.placement.performance import Performance, Stations, goodput, highest_rate
+from fulcrum.placement.performance import Performance, Stations, goodput
 from fulcrum.placement.plan import PlacementPlan
 from fulcrum.placement.search import Request, search
 
 _MOST_SPLITS: Final = 32
 """Splits that are asked whether they are better, at most."""
-_BETTER: Final = 1.002
-"""How much better counts: half of the tolerance of a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +132,7 @@ class _Split:
 def _best_split(split: _Split, performance: Performance) -> float:
     """Return the goodput of the best split, those first in which both roles carry most without waiting."""
     rates = {
-        name: (
-            highest_rate(lambda rate, pool=[(speed, 1)]: performance.prefill(rate, pool), performance.target),  # type: ignore[misc]
-            highest_rate(lambda rate, pool=[(speed, 1)]: performance.decode(rate, pool), performance.target),  # type: ignore[misc]
-        )
+        name: tuple(performance.alone([(speed, 1)], role) for role in (Role.PREFILL, Role.DECODE))
         for name, speed in split.speeds.items()
     }
     order = sorted(split.flexible, key=lambda form: -rates[form.name][0] / max(rates[form.name][1], 1e-9))
@@ -155,8 +150,7 @@ def _best_split(split: _Split, performance: Performance) -> float:
     found = 0.0
     for prefilling in sorted(range(most + 1), key=carried, reverse=True)[:_MOST_SPLITS]:
         prefill, decode = split.at(prefilling, order)
-        better = goodput(performance, prefill=prefill, decode=decode, mixed=mixed, at_least=found * _BETTER)
-        found = max(found, better)
+        found = max(found, goodput(performance, prefill=prefill, decode=decode, mixed=mixed))
     return found
 
 

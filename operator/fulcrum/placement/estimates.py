@@ -1,142 +1,263 @@
-"""`placement.performance.Performance` by the queueing estimates that the balance sizes with.
+"""`placement.performance.Performance` by fluid rates and square-root staffing, as the balance reckons.
 
-Pools of unlike speed are estimated one by one, each with the share of the requests that it can carry: this is how the
-flow of a placement spreads them, and close to what the router does. Prefill pools are also taken as one queue, and the
-better estimate counts.
+A worker carries what `performance.rates` says of it at full load; `performance.staffing` says how much less keeps waits
+short. Pools of one role are one queue of all their servers: ranks that prefill one prompt after another, places for
+answers that are decoded at once. How good a layout is, a simulation says; these estimates say which ones to simulate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from functools import partial
+from math import exp
+from statistics import NormalDist
+from typing import Final
 
 from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.load.demand import Demand, LatencyTargets
-from fulcrum.placement.performance import Stations, highest_rate
-from fulcrum.placement.queueing import (
-    decode_admitted,
-    decode_attainment,
-    decode_step,
-    mixed_admitted,
-    mixed_attainment,
-    prefill_attainment,
-)
+from fulcrum.load.demand import Demand, LatencyTargets, Load
+from fulcrum.performance.eligible import eligible, log_spread
+from fulcrum.performance.rates import pull_seconds, unit_rates
+from fulcrum.placement.performance import Stations
+from fulcrum.placement.queue import NOTHING, Queue, highest_rate, linked, together
 
-
-def ranks_apart(stations: Stations) -> Stations:
-    """Return the pools with each rank of their workers as a worker of its own, which is how requests queue."""
-    if all(speed.ranks == 1 for speed, _ in stations):
-        return stations
-    return [(replace(speed, ranks=1), count * speed.ranks) for speed, count in stations]
+_NORMAL: Final = NormalDist()
+_POINTS: Final = 16
+"""Lengths that stand for all: the longest has 3 % of the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
-class QueueingEstimates:
-    """Shares of requests inside `slo`, for requests of the lengths of `demand` (its rate does not matter)."""
+class FluidEstimates:
+    """Rates inside `slo`, for requests of the lengths of `demand` (its rate does not matter)."""
 
     demand: Demand
     slo: LatencyTargets
     turns_away: bool = False
-    """Requests that would be late are turned away at arrival, as admission does: shares are those of requests that are
-    let in. False: every request is served."""
-    _known: dict[tuple[tuple[WorkerSpeed, int], Role], float] = field(default_factory=dict, compare=False, repr=False)
+    """Requests that would be late are turned away at arrival, as admission does. False: every request is served."""
+    _known: dict[object, Queue] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def target(self) -> float:
         """Return the promised share."""
         return self.slo.attainment
 
-    def prefill(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
-        """Return the share of first tokens in time, behind decode steps that just keep their promise (or take none)."""
-        return self._prefill(rate, ranks_apart(stations), 0.0 if beside_idle else self.slo.tpot_seconds)
-
-    def decode(self, rate: float, stations: Stations, *, beside_idle: bool = False) -> float:
-        """Return the share of requests whose tokens come in time; beside idle prefill, all the TTFT is left to wait."""
-        wait = self.slo.ttft_seconds / 2 if beside_idle else self._spare_seconds(stations, self.slo.tpot_seconds)
-        return self._decode(rate, ranks_apart(stations), wait)
-
-    def split(self, rate: float, prefill: Stations, decode: Stations) -> float:
-        """Return the share inside both promises; the first token waits for one decode step."""
-        prefill, decode = ranks_apart(prefill), ranks_apart(decode)
-        parts = self._parts(decode, Role.DECODE)
-        steps = [(part, decode_step(self._at(rate * part), [pool])) for part, pool in parts]
-        if self.turns_away:
-            steps = [(part, min(step, self.slo.tpot_seconds)) for part, step in steps]
-        step = sum(part * each for part, each in steps)
-        if step == inf or not parts:
-            return 0.0
-        started = self._prefill(rate, prefill, step)
-        # Requests that are turned away for their first token never decode.
-        decoding = rate * started if self.turns_away else rate
-        return started * self._decode(
-            decoding, decode, self._spare_seconds(prefill, step), senders=sum(count for _, count in prefill)
+    def alone(self, stations: Stations, role: Role) -> float:
+        """Return the rate that workers of one role carry, with plenty of the other role."""
+        if role is Role.MIXED:
+            return self._mixed(stations)
+        # With plenty of decode workers steps are short.
+        return self._highest(
+            [self._prefill(stations, 0.0, {}) if role is Role.PREFILL else self._decode(stations, 0.0, {})]
         )
 
-    def mixed(self, rate: float, stations: Stations) -> float:
-        """Return the share inside both promises on workers that do both."""
-        slo = self.slo
-        promise = {"ttft_seconds": slo.ttft_seconds, "tpot_seconds": slo.tpot_seconds}
-        stations = ranks_apart(stations)
-        whole = mixed_attainment(self._at(rate), stations, **promise).joint
-        return max(whole, mixed_admitted(self._at(rate), stations, **promise)) if self.turns_away else whole
+    def split(self, prefill: Stations, decode: Stations) -> float:
+        """Return the rate inside both promises."""
+        return self._highest(self._both(prefill, decode))
+
+    def share(self, rate: float, prefill: Stations, decode: Stations) -> float:
+        """Return the share of `rate` requests/s that is inside both promises."""
+        return self._kept(rate, self._both(prefill, decode))
+
+    def most(self, speed: WorkerSpeed, role: Role, places: int) -> float:
+        """Return the rate that no worker exceeds, whatever stands beside it, of at most `places` servers in all."""
+        if role is Role.MIXED:
+            return self._mixed([(speed, places)]) / places
+        queue = self._queue(speed, role, 0.0)
+        if queue.rate <= 0.0:
+            return 0.0
+        if role is Role.DECODE:
+            return queue.rate / (self.target if self.turns_away else 1.0)
+        servers = max(float(places), queue.servers)
+        # Beside faster workers, which take what is too long for it, all misses may be those that wait too long.
+        return self._highest([replace(queue, servers=servers, share=1.0)]) * queue.servers / servers
 
     def floor(self, speeds: Sequence[WorkerSpeed]) -> tuple[float, float]:
-        """Return the shortest TTFT and TPOT (seconds) of a mean request on an idle worker of any of `speeds`."""
-        isl, context = self.demand.isl_tokens, self.demand.isl_tokens + self.demand.osl_tokens / 2
+        """Return the shortest TTFT and TPOT (seconds) that the promised share can have alone on any of `speeds`."""
+        spread = log_spread(self.demand.isl_cv2)
+        longest = self.demand.isl_tokens * exp(_NORMAL.inv_cdf(self.target) * spread - spread**2 / 2)
+        context = self.demand.isl_tokens + self.demand.osl_tokens / 2
         return (
-            min(speed.prefill_seconds(isl, isl * isl) for speed in speeds),
+            min(self._first_seconds(speed, longest) for speed in speeds),
             min(speed.decode_step_seconds(1, context) for speed in speeds),
         )
 
-    def _decode(self, rate: float, stations: Stations, wait_seconds: float, *, senders: float = inf) -> float:
-        return sum(
-            part * self._decode_of(self._at(rate * part), [pool], wait_seconds, part * senders)
-            for part, pool in self._parts(stations, Role.DECODE)
+    def _both(self, prefill: Stations, decode: Stations) -> list[Queue]:
+        """Return the queues of prefill and decode workers that serve together; the first token waits for one step."""
+        step = self._step(decode)
+        first = min(self._first_seconds(speed, self.demand.isl_tokens) for speed, _ in prefill)
+        sending, receiving = self._links(prefill, decode, Role.DECODE), self._links(decode, prefill, Role.PREFILL)
+        return [self._prefill(prefill, step, sending), self._decode(decode, first + step, receiving)]
+
+    def _kept(self, rate: float, queues: Sequence[Queue]) -> float:
+        """Return the share of `rate` requests/s that passes through all queues in time."""
+        share = 1.0
+        for queue in queues:
+            # Requests that are turned away for their first token never decode.
+            share *= queue.kept(rate * (share if self.turns_away else 1.0), turns_away=self.turns_away)
+        return share
+
+    def _highest(self, queues: Sequence[Queue]) -> float:
+        """Return the highest rate at which the promised share passes through all queues in time."""
+        if any(queue.share < self.target for queue in queues):
+            return 0.0
+        most = min(queue.rate / (queue.share if self.turns_away else 1.0) for queue in queues)
+        most /= self.target if self.turns_away else 1.0
+        return highest_rate(lambda rate: self._kept(rate, queues), self.target, most=most)
+
+    def _links(self, ends: Stations, others: Stations, role: Role) -> dict[WorkerSpeed, float]:
+        """Return for how many requests/s a link at one end has time: moving KV takes as long as its slower end.
+
+        `others` have the role at the other end, each as often as it carries requests.
+        """
+        carried = [(count * self._queue(speed, role, 0.0).rate, speed) for speed, count in others]
+        total = sum(rate for rate, _ in carried)
+        if total <= 0.0:
+            return {}
+        moved = [(rate / total, pull_seconds(self.demand, speed)) for rate, speed in carried]
+        found = {}
+        for speed, _ in ends:
+            own = pull_seconds(self.demand, speed)
+            seconds = sum(share * max(own, other) for share, other in moved)
+            found[speed] = speed.ranks / max(seconds, 1e-9)
+        return found
+
+    def _prefill(self, stations: Stations, step_seconds: float, links: Mapping[WorkerSpeed, float]) -> Queue:
+        """Return the queue for prefill of all workers, or of the faster ones where the others would make it worse.
+
+        A router keeps no worker free for long prompts that are to come: each pool gets prompts as they come.
+        """
+        pools = [
+            (linked(self._queue(speed, Role.PREFILL, step_seconds), links.get(speed)), count)
+            for speed, count in stations
+        ]
+        pools = sorted((pool for pool in pools if pool[0].rate > 0.0), key=lambda pool: -pool[0].each)
+        best, carried, queue = NOTHING, -1.0, NOTHING
+        for each, count in pools:
+            queue = together(queue, replace(each, servers=count * each.servers))
+            if len(pools) == 1:
+                return queue
+            if (found := self._highest([queue])) > carried:
+                best, carried = queue, found
+        return best
+
+    def _decode(self, stations: Stations, first_seconds: float, links: Mapping[WorkerSpeed, float]) -> Queue:
+        """Return the queue for decode: a request may wait half of what the TTFT leaves beyond `first_seconds`."""
+        queue = NOTHING
+        for speed, count in stations:
+            each = linked(self._queue(speed, Role.DECODE, 0.0), links.get(speed))
+            if each.rate > 0.0:
+                queue = together(queue, replace(each, servers=count * each.servers))
+        return replace(queue, patience_seconds=(max(0.0, self.slo.ttft_seconds - first_seconds) / 2,))
+
+    def _mixed(self, stations: Stations) -> float:
+        """Return the rate of workers that do both, each pool with its own requests."""
+        found = 0.0
+        for speed, count in stations:
+            prompts = self._queue(speed, Role.PREFILL, 0.0)
+            if prompts.rate > 0.0 and speed.decode_step_seconds(1.0, self._context) <= self.slo.tpot_seconds:
+                prompts = replace(prompts, servers=count * prompts.servers)
+                kept = partial(self._kept_mixed, speed, prompts)
+                found += highest_rate(kept, self.target, most=prompts.rate)
+        return found
+
+    def _kept_mixed(self, speed: WorkerSpeed, prompts: Queue, rate: float) -> float:
+        """Return the share that is in time: prompts make steps longer, so that fewer answers keep the promise."""
+        room = self._room(speed, self.slo.tpot_seconds * max(1.0 - rate / prompts.rate, 0.0))
+        if room < 1.0:
+            return 0.0
+        answers = Queue(
+            servers=prompts.servers * room,
+            each=1.0 / (self.demand.osl_tokens * self.slo.tpot_seconds),
+            patience_seconds=tuple(seconds / 2 for seconds in prompts.patience_seconds),
+            variability=(self.demand.dispersion + 1.0) / 2,
+        )
+        return self._kept(rate, [prompts, answers])
+
+    @property
+    def _context(self) -> float:
+        """Return the tokens of a request at a random moment of its answer: long answers are met more often."""
+        return self.demand.isl_tokens + self.demand.osl_tokens * (1 + self.demand.osl_cv2) / 2
+
+    def _room(self, speed: WorkerSpeed, step_seconds: float) -> float:
+        """Return how many answers a rank decodes in steps of so many seconds."""
+        return min(speed.decode_batch(step_seconds, self._context), speed.kv_capacity_tokens / self._context)
+
+    def _step(self, stations: Stations) -> float:
+        """Return the longest step of full workers that keep their promise."""
+        found = 0.0
+        for speed, _ in stations:
+            batch = max(self._room(speed, self.slo.tpot_seconds), 1.0)
+            found = max(found, min(speed.decode_step_seconds(batch, batch * self._context), self.slo.tpot_seconds))
+        return found
+
+    def _queue(self, speed: WorkerSpeed, role: Role, step_seconds: float) -> Queue:
+        """Return the queue of one worker."""
+        key = (speed, role, step_seconds)
+        if key not in self._known:
+            self._known[key] = (
+                self._of_prompts(speed, step_seconds) if role is Role.PREFILL else self._of_answers(speed)
+            )
+        return self._known[key]
+
+    def _of_prompts(self, speed: WorkerSpeed, step_seconds: float) -> Queue:
+        room = self.slo.ttft_seconds - step_seconds
+        longest = self._longest(speed, room)
+        if longest < 1:
+            return NOTHING
+        share, short = eligible(self.demand, "", {"": PoolAdmits(max_prompt_tokens=longest)})
+        if share <= 0.0:
+            return NOTHING
+        taken = short if self.turns_away else self.demand
+        rates = unit_rates(speed, Load.of(taken), self.slo)
+        each = 1.0 / (rates.prompts / rates.prefill + self._chunk_seconds(speed, taken.isl_tokens))
+        return Queue(
+            servers=rates.prompts,
+            each=each,
+            patience_seconds=tuple(
+                max(room - self._first_seconds(speed, min(tokens, longest)), 0.0) for tokens in self._lengths(share)
+            ),
+            variability=(self.demand.dispersion + taken.isl_cv2) / 2,
+            share=share,
         )
 
-    def _decode_of(self, demand: Demand, stations: Stations, wait_seconds: float, senders: float) -> float:
-        promise = {"tpot_seconds": self.slo.tpot_seconds, "wait_seconds": wait_seconds, "senders": senders}
-        whole = decode_attainment(demand, stations, **promise)
-        return max(whole, decode_admitted(demand, stations, **promise)) if self.turns_away else whole
+    def _lengths(self, share: float) -> list[float]:
+        """Return lengths (tokens) of the shortest prompts, of which they are such a share, each equally likely."""
+        spread = log_spread(self.demand.isl_cv2)
+        if spread == 0.0:
+            return [self.demand.isl_tokens]
+        middles = (share * (point + 0.5) / _POINTS for point in range(_POINTS))
+        return [self.demand.isl_tokens * exp(_NORMAL.inv_cdf(each) * spread - spread**2 / 2) for each in middles]
 
-    def _parts(self, stations: Stations, role: Role) -> list[tuple[float, tuple[WorkerSpeed, int]]]:
-        """Return pools with the share of the requests that they get: in proportion to what each carries alone."""
-        if len(stations) == 1:
-            return [(1.0, stations[0])]
-        carried = [self._alone(pool, role) for pool in stations]
-        total = sum(carried)
-        return [(rate / total, pool) for rate, pool in zip(carried, stations, strict=True)] if total > 0 else []
-
-    def _alone(self, pool: tuple[WorkerSpeed, int], role: Role) -> float:
-        """Return the rate that a pool carries alone."""
-        if (pool, role) not in self._known:
-            share = self.prefill if role is Role.PREFILL else self.decode
-            self._known[pool, role] = highest_rate(lambda rate: share(rate, [pool]), self.target)
-        return self._known[pool, role]
-
-    def _at(self, rate: float) -> Demand:
-        return replace(self.demand, rate=rate)
-
-    def _prefill(self, rate: float, stations: Stations, step_seconds: float) -> float:
-        together = self._prefill_of(rate, stations, step_seconds)
-        if len(stations) == 1:
-            return together
-        apart = sum(
-            part * self._prefill_of(rate * part, [pool], step_seconds)
-            for part, pool in self._parts(stations, Role.PREFILL)
-        )
-        return max(together, apart)
-
-    def _prefill_of(self, rate: float, stations: Stations, step_seconds: float) -> float:
-        ttft = self.slo.ttft_seconds
-        return prefill_attainment(
-            self._at(rate), stations, ttft_seconds=ttft, extra_seconds=step_seconds, early=self.turns_away
+    def _of_answers(self, speed: WorkerSpeed) -> Queue:
+        if speed.decode_step_seconds(1.0, self._context) > self.slo.tpot_seconds:
+            return NOTHING
+        rates = unit_rates(speed, Load.of(self.demand), self.slo)
+        return Queue(
+            servers=rates.answers,
+            each=rates.decode / rates.answers,
+            patience_seconds=(self.slo.ttft_seconds / 2,),
+            variability=(self.demand.dispersion + 1.0) / 2,
         )
 
-    def _spare_seconds(self, prefill: Stations, step_seconds: float) -> float:
-        """Return half of what the TTFT leaves beyond an idle worker's time: a request may wait that long for room."""
-        isl = self.demand.isl_tokens
-        alone = min(speed.prefill_seconds(isl, isl * isl) + speed.transfer_seconds(isl) for speed, _ in prefill)
-        return max(0.0, (self.slo.ttft_seconds - alone - step_seconds) / 2)
+    def _longest(self, speed: WorkerSpeed, seconds: float) -> int:
+        """Return the longest prompt whose first token an idle worker has within so many seconds."""
+        low, high = 0, 1 << 20
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._first_seconds(speed, middle) <= seconds else (low, middle)
+        return low
+
+    def _first_seconds(self, speed: WorkerSpeed, tokens: float) -> float:
+        """Return how long an idle worker takes for a prompt, and its KV to another worker."""
+        hit = self.demand.prefix_hit
+        fresh, squared = tokens * (1 - hit), tokens**2 * (1 - hit**2)
+        return (
+            speed.prefill_seconds(fresh, squared) + self._chunk_seconds(speed, tokens) + speed.transfer_seconds(tokens)
+        )
+
+    def _chunk_seconds(self, speed: WorkerSpeed, tokens: float) -> float:
+        """Return what the steps of a prompt beyond the first one cost."""
+        fresh = tokens * (1 - self.demand.prefix_hit)
+        return max(fresh / speed.max_batched_tokens - 1.0, 0.0) * speed.coefficients.prefill_a

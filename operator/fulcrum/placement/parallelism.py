@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Final, NamedTuple
 
 from fulcrum.api.names import Role
@@ -17,9 +16,8 @@ from fulcrum.capacity.precision import Precision
 from fulcrum.capacity.profile import Profile, profiled_speed, same_worker
 from fulcrum.capacity.roofline import shape_speed
 from fulcrum.capacity.speed import WorkerSpeed
-from fulcrum.placement.division import Division
 from fulcrum.placement.inventory import Inventory, NodeKind
-from fulcrum.placement.performance import Performance, highest_rate
+from fulcrum.placement.performance import Performance
 
 MOST_ALIKE: Final = 8
 """Workers in the pool by which a single worker's rate is judged. More gain little by sharing one queue: under 3 %."""
@@ -101,6 +99,10 @@ class Engine:
                 return profiled_speed(each, transfer=speed.transfer)
         return speed
 
+    def serves(self, form: Form, role: Role) -> bool:
+        """Report whether workers of a form can take a role."""
+        return role is Role.MIXED or form.pipeline == 1 or self.transfers_from_stages
+
     @property
     def kv_bytes_per_token(self) -> float:
         """Return what one token of a prompt moves from prefill to decode."""
@@ -139,9 +141,22 @@ class WorkerOption:
         """Return requests/s in a role."""
         return {Role.PREFILL: self.prefill_rate, Role.DECODE: self.decode_rate, Role.MIXED: self.mixed_rate}[role]
 
+    def scaled(self, scales: Mapping[Role, float]) -> WorkerOption:
+        """Return it with its rates multiplied, by role."""
+        return replace(
+            self,
+            prefill_rate=self.prefill_rate * scales[Role.PREFILL],
+            decode_rate=self.decode_rate * scales[Role.DECODE],
+            mixed_rate=self.mixed_rate * scales[Role.MIXED],
+        )
+
 
 Options = dict[NodeKind, tuple[WorkerOption, ...]]
 """The workers that nodes of each kind can hold."""
+
+ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
+_Rates = dict[Role, float]
+"""Requests/s of one worker by role."""
 
 
 def forms(model: ModelConfig) -> list[Form]:
@@ -165,42 +180,43 @@ def shapes(kind: NodeKind, engine: Engine) -> list[tuple[Form, WorkerSpeed]]:
     return found
 
 
-def options(
-    inventory: Inventory, engine: Engine, performance: Performance, divisions: Sequence[Division]
-) -> list[Options]:
-    """Return for each division and each kind of node the workers that keep their share in at least one role."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The workers that nodes of each kind can hold, which keep the promise in at least one role."""
+
+    alone: Options
+    """With what a worker carries among a few alike ones."""
+    most: Options
+    """With what no worker exceeds, whatever stands beside it."""
+
+
+def choices(inventory: Inventory, engine: Engine, performance: Performance) -> Choices:
+    """Return what a search chooses from."""
     kinds = inventory.kinds()
     gpus: dict[Accelerator, int] = {}
     for kind, nodes in kinds.items():
         chip = chip_of(kind.accelerator)
         gpus[chip] = gpus.get(chip, 0) + len(nodes) * kind.gpus
-    rated: dict[tuple[Accelerator, Form], list[_Rates]] = {}
-    found: list[Options] = [{} for _ in divisions]
+    # What a worker carries depends on its GPUs and not on price, place or the size of its node.
+    rated: dict[tuple[Accelerator, Form], tuple[_Rates, _Rates]] = {}
     for kind in kinds:
         for form, speed in shapes(kind, engine):
-            # What a worker carries depends on its GPUs and not on price, place or the size of its node.
             key = (chip_of(kind.accelerator), form)
             if key not in rated:
-                split = form.pipeline == 1 or engine.transfers_from_stages
-                most = max(1, gpus[key[0]] // form.gpus)
-                rated[key] = _rates(speed, most, split=split, performance=performance, divisions=divisions)
-            for of_division, (prefill, decode, mixed) in zip(found, rated[key], strict=True):
-                if max(prefill, decode, mixed) > 0:
-                    option = WorkerOption(
-                        kind=kind,
-                        tensor=form.tensor,
-                        pipeline=form.pipeline,
-                        data=form.data,
-                        speed=speed,
-                        prefill_rate=prefill,
-                        decode_rate=decode,
-                        mixed_rate=mixed,
-                    )
-                    of_division[kind] = (*of_division.get(kind, ()), option)
+                roles = [role for role in ROLES if engine.serves(form, role)]
+                alike = min(MOST_ALIKE, max(1, gpus[key[0]] // form.gpus))
+                rated[key] = (
+                    {role: performance.alone([(speed, alike)], role) / alike for role in roles},
+                    {role: performance.most(speed, role, inventory.gpus) for role in roles},
+                )
+    found = Choices(alone={}, most={})
+    for kind in kinds:
+        for form, speed in shapes(kind, engine):
+            alone, most = rated[chip_of(kind.accelerator), form]
+            if max(alone.values()) > 0.0:
+                for options, rates in ((found.alone, alone), (found.most, most)):
+                    options[kind] = (*options.get(kind, ()), _option(kind, form, speed, rates))
     return found
-
-
-ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
 
 
 def chip_of(accelerator: Accelerator) -> Accelerator:
@@ -208,35 +224,14 @@ def chip_of(accelerator: Accelerator) -> Accelerator:
     return replace(accelerator, per_machine=0)
 
 
-_Rates = tuple[float, float, float]
-"""Requests/s of one worker by role: prefill, decode, mixed."""
-
-
-def _rates(
-    speed: WorkerSpeed, most: int, *, split: bool, performance: Performance, divisions: Sequence[Division]
-) -> list[_Rates]:
-    """Return what one worker carries, by division, where the inventory holds at most `most` alike ones."""
-
-    @cache
-    def prefill(rate: float, alike: int, ceiling: bool) -> float:
-        return performance.prefill(rate, [(speed, alike)], beside_idle=ceiling)
-
-    @cache
-    def decode(rate: float, alike: int, ceiling: bool) -> float:
-        return performance.decode(rate, [(speed, alike)], beside_idle=ceiling)
-
-    @cache
-    def mixed_rate(alike: int) -> float:
-        return highest_rate(lambda rate: performance.mixed(rate, [(speed, alike)]), performance.target) / alike
-
-    found = []
-    for each in divisions:
-        prefilling = decoding = 0.0
-        alike = most if each.ceiling else min(MOST_ALIKE, max(1, most // 2))
-        if split:
-            prefilling = highest_rate(lambda rate: prefill(rate, alike, each.ceiling), each.prefill) / alike  # noqa: B023
-            decoding = highest_rate(lambda rate: decode(rate, alike, each.ceiling), each.decode) / alike  # noqa: B023
-        if each.ceiling:
-            decoding /= each.prefill  # what prefill turns away is no work for decode
-        found.append((prefilling, decoding, mixed_rate(most if each.ceiling else min(MOST_ALIKE, most))))
-    return found
+def _option(kind: NodeKind, form: Form, speed: WorkerSpeed, rates: _Rates) -> WorkerOption:
+    return WorkerOption(
+        kind=kind,
+        tensor=form.tensor,
+        pipeline=form.pipeline,
+        data=form.data,
+        speed=speed,
+        prefill_rate=rates.get(Role.PREFILL, 0.0),
+        decode_rate=rates.get(Role.DECODE, 0.0),
+        mixed_rate=rates.get(Role.MIXED, 0.0),
+    )

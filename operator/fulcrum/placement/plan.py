@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
 
 from fulcrum.api.names import Role
 from fulcrum.capacity.accelerators import Accelerator
 from fulcrum.placement.cells import Assignment, Counts, Problem, packed
-from fulcrum.placement.finish import stations_of, summed_rate
+from fulcrum.placement.finish import carried_by, stations_of, summed_rate
 from fulcrum.placement.flow import Flow, Route, Site, most_flow
 from fulcrum.placement.objective import Goal
 from fulcrum.placement.parallelism import Form, WorkerOption, chip_of
-from fulcrum.placement.performance import Performance, Stations, goodput
+from fulcrum.placement.performance import Performance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +59,17 @@ class PlacementPlan:
     node_routes: tuple[Route, ...]
     """The same from node to node."""
     goodput: float
-    """Requests/s within the promise that the estimates expect, queues included."""
+    """Requests/s within the promise, queues included: as it was played, else as the estimates expect."""
+    estimate: float
+    """What the estimates expect."""
     flow_rate: float
     """Requests/s that the links and each role of workers carry when the other role is not what limits them."""
+    linked: bool
+    """Links let through all that the workers carry."""
     bound: float
-    """What no placement exceeds: goodput in requests/s, for the best ratio goodput per price, for the least price the
-    price per hour below which none can be. Parts of workers are allowed in it, so that it may be out of reach."""
+    """What no placement exceeds by the estimates: goodput in requests/s, for the best ratio goodput per price, for the
+    least price the price per hour below which none can be. Parts of workers are allowed in it, so that it may be out of
+    reach."""
     bottlenecks: tuple[str, ...]
     price_per_hour: float
     gpus_used: int
@@ -74,13 +78,27 @@ class PlacementPlan:
 
     @property
     def gap(self) -> float:
-        """Return how far the plan may be from the best goodput (or price), as a share of the bound."""
+        """Return how far the plan may be from the best goodput (or price) by the estimates, as a share of the bound."""
         if self.goal is Goal.LEAST_PRICE:
             return self.price_per_hour / self.bound - 1.0 if 0.0 < self.bound < inf else 0.0
-        reached = self.goodput
+        reached = self.estimate
         if self.goal is Goal.BEST_RATIO and self.price_per_hour > 0:
             reached /= self.price_per_hour
         return max(0.0, 1.0 - reached / self.bound) if self.bound > 0 else 0.0
+
+    def played(self, goodput: float) -> PlacementPlan:
+        """Return the plan with the goodput that a simulation found, and all its rates as much higher or lower."""
+        factor = goodput / self.goodput
+        scales = dict.fromkeys(Role, factor)
+        return replace(
+            self,
+            goodput=goodput,
+            flow_rate=self.flow_rate * factor,
+            workers=tuple(replace(each, option=each.option.scaled(scales)) for each in self.workers),
+            pools=tuple(replace(each, option=each.option.scaled(scales)) for each in self.pools),
+            routes=tuple(replace(each, rate=each.rate * factor) for each in self.routes),
+            node_routes=tuple(replace(each, rate=each.rate * factor) for each in self.node_routes),
+        )
 
     def workers_of(self, role: Role) -> int:
         """Return the number of workers in a role."""
@@ -116,6 +134,8 @@ def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal:
         routes=_pool_routes(workers, flow.routes),
         node_routes=flow.routes,
         goodput=min(carried, flow.rate),
+        estimate=min(carried, flow.rate),
+        linked=bool(carried <= flow.rate * (1 + 1e-6)),
         flow_rate=flow.rate,
         bound=bound,
         bottlenecks=_bottlenecks(flow, workers),
@@ -125,44 +145,29 @@ def plan_of(performance: Performance, problem: Problem, counts: Counts, *, goal:
     )
 
 
-_PLENTY: Final = 8
-"""So many times the workers of a role do not limit the other one."""
-
-
 def _rated(performance: Performance, problem: Problem, counts: Counts) -> tuple[Problem, float]:
     """Return the problem with the rates of workers in this placement, and its goodput without regard to links.
 
     A role carries what would be carried if there were plenty of the other: never less than the goodput.
     """
     of = stations_of(problem, counts)
-    prefill, decode, mixed = of[Role.PREFILL], of[Role.DECODE], of[Role.MIXED]
+    carried = carried_by(performance, of)
     scales = dict.fromkeys(Role, 1.0)
-    carried = 0.0
-    if prefill and decode:
-        carried = goodput(performance, prefill=prefill, decode=decode)
-        sides = {Role.PREFILL: (prefill, _plenty(decode)), Role.DECODE: (_plenty(prefill), decode)}
-        for role, (one, other) in sides.items():
-            alone = goodput(performance, prefill=one, decode=other)
-            scales[role] = max(alone, carried) / summed_rate(problem, counts, role)
-    if mixed:
-        together = goodput(performance, mixed=mixed)
-        scales[Role.MIXED] = together / summed_rate(problem, counts, Role.MIXED)
-        carried += together
-    options = {
-        assignment.option: replace(
-            assignment.option,
-            prefill_rate=assignment.option.prefill_rate * scales[Role.PREFILL],
-            decode_rate=assignment.option.decode_rate * scales[Role.DECODE],
-            mixed_rate=assignment.option.mixed_rate * scales[Role.MIXED],
+    for role, stations in of.items():
+        if stations:
+            beside_mixed = (
+                performance.alone(of[Role.MIXED], Role.MIXED) if role is not Role.MIXED and of[Role.MIXED] else 0.0
+            )
+            least = 0.0 if role is Role.MIXED else carried - beside_mixed
+            scales[role] = max(performance.alone(stations, role), least) / summed_rate(problem, counts, role)
+    rated = tuple(
+        replace(
+            assignment,
+            option=assignment.option.scaled(scales),
         )
         for assignment in problem.assignments
-    }
-    rated = tuple(replace(assignment, option=options[assignment.option]) for assignment in problem.assignments)
+    )
     return replace(problem, assignments=rated), carried
-
-
-def _plenty(stations: Stations) -> Stations:
-    return [(speed, count * _PLENTY) for speed, count in stations]
 
 
 def _placed(by_node: dict[str, list[Assignment]]) -> tuple[PlacedWorker, ...]:

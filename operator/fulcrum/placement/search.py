@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, nextafter
 
 from fulcrum.api.names import Role
@@ -12,6 +13,7 @@ from fulcrum.placement.cells import Counts, Problem
 from fulcrum.placement.diagnosis import explain_none, explain_short
 from fulcrum.placement.errors import PlacementError
 from fulcrum.placement.exact import exact
+from fulcrum.placement.finalists import TOLERANCE, Play, best_played, played_goodput, workers_of
 from fulcrum.placement.finish import Judge
 from fulcrum.placement.inventory import Inventory
 from fulcrum.placement.objective import Goal, Objective
@@ -26,10 +28,12 @@ RATIO_STEPS = 8
 """Rates that are tried for the best goodput per price: so many equal parts of the most that can be carried."""
 EXACT_GPUS = 64
 """Up to this many GPUs the exact program is solved, too: below a second."""
-MOST_DIVISIONS = 3
-"""Divisions of the misses whose flow is searched where the exact program is solved."""
-FEW_DIVISIONS = 2
-"""The same for more GPUs, whose refinement takes seconds: those that carry most with parts of workers."""
+FINALISTS = 5
+"""Placements that are played, where the caller can play."""
+_NEAR = 8
+"""Placements for each finalist that are looked at: many have the same workers in other nodes."""
+_ROUNDS = 3
+"""Searches for the least price: each corrects the estimates by what was played of the one before."""
 
 OnProgress = Callable[[str], None]
 
@@ -52,6 +56,8 @@ class Request:
     mixed_beside: bool = False
     """Mixed workers may stand beside prefill and decode workers. The balance changes all flippable workers to mixed, or
     none, and admission predicts mixed workers beside others badly: so such plans carry 15 to 45 % less."""
+    play: Play | None = None
+    """Says what the last placements really carry. None: the estimates decide."""
     exact_gpus: int = EXACT_GPUS
     """Up to this many GPUs the exact program is asked, too; 0: the search alone."""
 
@@ -71,18 +77,69 @@ def search(request: Request, on_progress: OnProgress | None = None) -> Placement
     spaces = spaces_of(
         request.inventory, request.engine, request.performance, _role_groups(request), request.prompt_tokens
     )
-    plans: list[PlacementPlan] = []
+    if request.goal is Goal.LEAST_PRICE and request.play is not None:
+        best = _cheapest_played(request, spaces, request.play, on_progress)
+    else:
+        best = _best(request, spaces, on_progress)
+    objective = request.objective
+    if request.rate is not None:  # by the estimates, as the bound is
+        objective = replace(objective, least_rate=min(request.rate * best.estimate / best.goodput, best.estimate))
+    bounds = [space.bound(request.goal, objective) for space in spaces]
+    return replace(best, bound=min(bounds) if request.goal is Goal.LEAST_PRICE else max(bounds))
+
+
+def _best(request: Request, spaces: Sequence[Space], on_progress: OnProgress | None) -> PlacementPlan:
+    """Return the best plan of all spaces, as it is played where the caller can play, else by the estimates."""
+    found: list[list[PlacementPlan]] = []
     errors: list[PlacementError] = []
     for space in spaces:
         try:
-            plans.append(_of_space(request, space, on_progress))
+            found.append(_of_space(request, space, on_progress))
         except PlacementError as error:
             errors.append(error)
-    if not plans:
+    if not found:
         raise errors[0]
-    best = max(plans, key=lambda plan: _worth(request.goal, plan))
-    bounds = [space.bound(request.goal, request.objective) for space in spaces]
-    return replace(best, bound=min(bounds) if request.goal is Goal.LEAST_PRICE else max(bounds))
+    worth = partial(_worth, request.goal)
+    firsts = sorted((plans[0] for plans in found), key=worth, reverse=True)
+    if request.play is None:
+        return firsts[0]
+    others = sorted((plan for plans in found for plan in plans[1:]), key=worth, reverse=True)
+    finalists = _unlike([*firsts, *others])[:FINALISTS]
+    _report(on_progress, f"{len(finalists)} of the best are simulated")
+    best = best_played(finalists, request.play, request.performance, least_rate=partial(_least_rate, request.goal))
+    if best is None:
+        raise explain_none(request.inventory, request.engine, request.performance)
+    return best
+
+
+def _unlike(plans: Iterable[PlacementPlan]) -> list[PlacementPlan]:
+    """Return the first of all plans that have the same workers: in other nodes they are played alike."""
+    found: dict[object, PlacementPlan] = {}
+    for plan in plans:
+        found.setdefault(tuple((role, frozenset(each)) for role, each in workers_of(plan).items()), plan)
+    return list(found.values())
+
+
+def _cheapest_played(
+    request: Request, spaces: Sequence[Space], play: Play, on_progress: OnProgress | None
+) -> PlacementPlan:
+    """Return the cheapest plan that keeps the rate when it is played; the estimates are corrected by what is played."""
+    assert request.rate is not None
+    best = _best(replace(request, goal=Goal.MOST_GOODPUT), spaces, on_progress)
+    if best.goodput < request.rate:
+        raise explain_short(spaces[0].problem, best.goodput, request.rate, request.engine, request.performance)
+    best = replace(best, goal=Goal.LEAST_PRICE)
+    wanted = request.rate * best.estimate / best.goodput
+    for _ in range(_ROUNDS):
+        try:
+            plan = _best(replace(request, rate=wanted, play=None), spaces, on_progress)
+        except PlacementError:
+            break  # by the estimates nothing is enough: what carries most is
+        goodput = played_goodput(plan, play, request.performance)
+        if goodput >= request.rate * (1 - TOLERANCE):
+            return min(plan.played(goodput), best, key=lambda each: each.price_per_hour)
+        wanted *= request.rate / goodput if goodput > 0.0 else 2.0
+    return best
 
 
 def _role_groups(request: Request) -> list[tuple[Role, ...]]:
@@ -98,12 +155,18 @@ def _worth(goal: Goal, plan: PlacementPlan) -> float:
     return plan.goodput / (plan.price_per_hour or 1.0) if goal is Goal.BEST_RATIO else plan.goodput
 
 
-def _of_space(request: Request, space: Space, on_progress: OnProgress | None) -> PlacementPlan:
+def _least_rate(goal: Goal, plan: PlacementPlan, other: PlacementPlan) -> float:
+    """Return the goodput with which a plan is worth as much as another one."""
+    return _worth(goal, other) * (plan.price_per_hour or 1.0) if goal is Goal.BEST_RATIO else other.goodput
+
+
+def _of_space(request: Request, space: Space, on_progress: OnProgress | None) -> list[PlacementPlan]:
+    """Return the best plans by the estimates, the best one first."""
     if not space.problem.assignments:
         raise explain_none(request.inventory, request.engine, request.performance)
     if request.goal is Goal.BEST_RATIO:
         return _best_ratio(request, space, on_progress)
-    return _planned(request, space, _searched(request, space, on_progress))
+    return [_planned(request, space, counts) for counts in _searched(request, space, on_progress)]
 
 
 def _planned(request: Request, space: Space, counts: Counts) -> PlacementPlan:
@@ -116,38 +179,40 @@ def _planned(request: Request, space: Space, counts: Counts) -> PlacementPlan:
     )
 
 
-def _searched(request: Request, space: Space, on_progress: OnProgress | None, *, most: Counts | None = None) -> Counts:
-    """Return the counts that are judged best; `most` carries most, where that is known already."""
-    objective = request.objective
-    small = request.inventory.gpus <= request.exact_gpus
-    ends: list[Counts] = []
-    divisions = 1 if most is not None else MOST_DIVISIONS if small else FEW_DIVISIONS
-    for problem in space.likely(request.most_price, divisions):
-        found = _refined(problem, space.parts, objective, on_progress)
-        if small:
-            found.append(_exact(request, problem, objective, found[0], on_progress))
-        ends += [space.counts(problem, end) for end in (*found, *_of_parts(problem, space.parts, objective))]
+def _searched(
+    request: Request, space: Space, on_progress: OnProgress | None, *, most: Counts | None = None
+) -> list[Counts]:
+    """Return the counts that are judged best, the best first; `most` carries most, where that is known already."""
+    objective, problem = request.objective, space.searched()
+    found = _refined(problem, space.parts, objective, on_progress)
+    if request.inventory.gpus <= request.exact_gpus:
+        found.append(_exact(request, problem, objective, found[0], on_progress))
+    ends = [space.counts(end) for end in (*found, *_of_parts(problem, space.parts, objective))]
     _report(on_progress, "both promises together, and queues")
-    counts, carried = _judged(request, space, ends)
-    if counts is not None and carried > 0.0:
-        return counts
+    if judged := _judged(request, space, ends):
+        return judged
     if objective.least_rate is None:
         raise explain_short(space.problem, 0.0, request.rate, request.engine, request.performance)
     # Enough for the rate is left where all is used: from there, what is not needed is taken away.
     if most is None:
-        most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
-    counts, _ = _judged(request, space, [most])
-    if counts is None:
+        most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)[0]
+    judged = _judged(request, space, [most])
+    if not judged:
         carried = _planned(replace(request, goal=Goal.MOST_GOODPUT), space, most).goodput
         raise explain_short(space.problem, carried, request.rate, request.engine, request.performance)
-    return counts
+    return judged
 
 
-def _judged(request: Request, space: Space, ends: Iterable[Counts]) -> tuple[Counts | None, float]:
+def _judged(request: Request, space: Space, ends: Iterable[Counts]) -> list[Counts]:
+    """Return the best counts, and others that are to be played; none where none is enough."""
     judge = Judge(
         performance=request.performance, problem=space.problem, ceilings=space.ceilings, objective=request.objective
     )
-    return judge.best(ends)
+    best = judge.best(ends)
+    if best is None:
+        return []
+    others = judge.near(best)[: _NEAR * FINALISTS] if request.play is not None else []
+    return [best, *(each for each in others if each != best)]
 
 
 def _of_parts(problem: Problem, parts: list[list[int]], objective: Objective) -> Iterator[Counts]:
@@ -214,15 +279,15 @@ def _exact(
     return found.counts if score(found.counts) > score(best) else best
 
 
-def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> PlacementPlan:
-    """Return the plan with most goodput per price, among the cheapest ones for parts of the most that is possible."""
-    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)
+def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> list[PlacementPlan]:
+    """Return the cheapest plans for parts of the most that is possible, that with most goodput per price first."""
+    most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)[0]
     plans = [_planned(request, space, most)]
     for step in range(1, RATIO_STEPS):
         rate = nextafter(plans[0].goodput * step / RATIO_STEPS, 0.0)
         part = replace(request, goal=Goal.LEAST_PRICE, rate=rate)
-        plans.append(_planned(request, space, _searched(part, space, on_progress, most=most)))
-    return max(plans, key=lambda plan: plan.goodput / plan.price_per_hour if plan.price_per_hour else plan.goodput)
+        plans.append(_planned(request, space, _searched(part, space, on_progress, most=most)[0]))
+    return sorted(dict.fromkeys(plans), key=partial(_worth, request.goal), reverse=True)
 
 
 def _report(on_progress: OnProgress | None, what: str) -> None:

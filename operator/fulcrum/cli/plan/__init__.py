@@ -73,9 +73,9 @@ def command(
 ) -> None:
     """Find which GPUs form workers, with which parallelism and role, and what the cluster then carries.
 
-    Figures are estimates from the roofline of model and accelerators (or profiles of them) and from queueing formulas
-    (docs/concepts/placement.md says how far they are from the simulator). With --host-memory the requests of the trace
-    first go through the simulator, and what they find in KV caches and tiers is not computed again.
+    Speeds are those of the roofline of model and accelerators (or of profiles of them). Placements are ranked by
+    estimates; the best few are simulated, and the goodput is the simulated one. With --host-memory the requests of the
+    trace first go through the simulator, and what they find in KV caches and tiers is not computed again.
 
     \b
     Examples:
@@ -91,10 +91,10 @@ def command(
     from fulcrum.capacity.known_models import UnknownModelError
     from fulcrum.capacity.precision import Precision
     from fulcrum.cli.plan.inputs import inventory_of, promise_of, workload_of
+    from fulcrum.cli.plan.play import judges
     from fulcrum.cli.plan.tiers import tiers_of
     from fulcrum.placement.deploy import inference_cluster
     from fulcrum.placement.errors import PlacementError
-    from fulcrum.placement.estimates import QueueingEstimates
     from fulcrum.placement.objective import Goal
     from fulcrum.placement.parallelism import Engine
     from fulcrum.placement.search import Request, search
@@ -129,7 +129,7 @@ def command(
         request = Request(
             inventory=what,
             engine=engine,
-            performance=QueueingEstimates(demand, promise, turns_away=True),
+            **judges(demand, promise, load),
             prompt_tokens=demand.isl_tokens,
             goal=Goal(goal),
             rate=rate,
@@ -140,8 +140,7 @@ def command(
             if tiers is not None:
                 hit = tiers.prefix_hit(document_of(plan), rate=plan.goodput)
                 demand = replace(demand, prefix_hit=hit)
-                estimates = QueueingEstimates(demand, promise, turns_away=True)
-                plan = search(replace(request, performance=estimates), on_progress)
+                plan = search(replace(request, **judges(demand, promise, load)), on_progress)
     except (PlacementError, UnknownModelError, UnknownAcceleratorError, ModelConfigError) as error:
         raise click.ClickException(str(error)) from None
     title = f"{engine.model.name}: {demand.isl_tokens:.0f} + {demand.osl_tokens:.0f} tokens within {ttft} and {tpot}"
@@ -194,11 +193,11 @@ def _show(plan: PlacementPlan, title: str, *, to_stderr: bool) -> None:
     for route in plan.routes:
         console.print(f"KV: {route.source} -> {route.target}: {route.rate:.2f} requests/s", markup=False)
     console.print(
-        f"Expected goodput {plan.goodput:.2f} requests/s within the promise, queues included. "
+        f"Expected goodput {plan.goodput:.2f} requests/s within the promise, as simulated. "
         f"Bottleneck: {', '.join(plan.bottlenecks)}; links and workers carry {plan.flow_rate:.2f}."
     )
     console.print(
-        f"At most {plan.gap:.1%} from the bound, which no plan exceeds (workers in parts may be needed for it)."
+        f"By the estimates at most {plan.gap:.1%} from the bound, which no plan exceeds (it may take parts of workers)."
     )
     console.print(f"{plan.gpus_used} of {plan.gpus} GPUs, price per hour {plan.price_per_hour:.2f}.")
 
