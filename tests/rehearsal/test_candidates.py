@@ -84,6 +84,15 @@ def test_neighbours_of_what_stands_are_played() -> None:
     assert {8, 12, 13, 15, 16, 20} <= prefilling
 
 
+@pytest.mark.parametrize("workers", range(3, 65))
+def test_one_worker_of_either_role_is_played_from_wherever_it_stands(workers: int) -> None:
+    """In an overload either can be best, and all splits between them worse."""
+    for stands, prefill_seconds in ((1, 1e-4), (workers - 1, 1e4)):
+        layouts = found(split(stands, workers - stands), {"p": linear(prefill_seconds, 50.0)})
+        prefilling = {layout.count(Role.PREFILL) for layout in layouts}
+        assert {1, workers - 1} <= prefilling | {stands}
+
+
 def fluid(layout: Layout, seconds: Mapping[str, tuple[float, float]]) -> float:
     """Requests per second that the scarcer role carries."""
     rates = [

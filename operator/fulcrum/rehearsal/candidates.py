@@ -70,12 +70,16 @@ def _layout(standing: Layout, prefilling: Mapping[str, int], sizes: Mapping[str,
 
 
 def _near(split: Prefilling, sizes: Mapping[str, int]) -> Iterator[Prefilling]:
-    """Yield splits that are one worker of one pool away, two, and a quarter of all."""
+    """Yield splits that are one worker of one pool away, two, and a quarter of all, and those with one of a role.
+
+    In an overload one worker of either role can be better than all that is between.
+    """
     for place, size in enumerate(sizes.values()):
-        for step in sorted({1, 2, max(2, sum(sizes.values()) // 4)}):
-            for moved in (split[place] + step, split[place] - step):
-                if 0 <= moved <= size:
-                    yield (*split[:place], moved, *split[place + 1 :])
+        steps = sorted({1, 2, max(2, sum(sizes.values()) // 4)})
+        near = (moved for step in steps for moved in (split[place] + step, split[place] - step))
+        for moved in (*near, 1, size - 1):
+            if 0 <= moved <= size:
+                yield (*split[:place], moved, *split[place + 1 :])
 
 
 def _fluid_optimum(
