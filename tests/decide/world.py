@@ -140,7 +140,7 @@ class World:
                     action.name,
                     role=Role.DRAINING,
                     role_epoch=action.epoch,
-                    draining_since=action.since,
+                    draining_since=self.now,
                     draining_from=action.from_role,
                     load=None,
                 )

@@ -17,7 +17,6 @@ from fulcrum.simulation.cluster import ClusterModel, FirstToken, Kill, Links, Pu
 from fulcrum.simulation.engine import simulate
 from fulcrum.simulation.outcome import Outcome
 from fulcrum.simulation.policies import StaticSplit
-from fulcrum.simulation.policies.ours import START
 from fulcrum.simulation.policy import TickResult
 from fulcrum.simulation.prefix_cache import PrefixCache
 from fulcrum.simulation.simulated_request import Leg, SimulatedRequest
@@ -284,7 +283,7 @@ def test_flip_styles(*, drain: bool) -> None:
             actions = list(super().on_tick(view).actions)
             if pod is not None and view.now >= 10.0 and pod.role is not Role.PREFILL:
                 if drain and pod.role is Role.DECODE:
-                    actions.append(StartDrain(name=pod.name, uid=pod.uid, from_role=Role.DECODE, epoch=1, since=START))
+                    actions.append(StartDrain(name=pod.name, uid=pod.uid, from_role=Role.DECODE, epoch=1))
                 elif not drain or (pod.ranks and pod.ranks[0].idle and not pod.ranks[0].in_flight):
                     became.append(view.now)
                     role = SetRole(

@@ -87,8 +87,7 @@ class Restless(Policy):
             role = (Role.PREFILL, Role.DECODE, Role.MIXED)[int(self._random.integers(3))]
             action: Any = SetRole(name=pod.name, uid=pod.uid, from_role=pod.role, role=role, epoch=pod.epoch + 1)
         else:
-            since: Any = None
-            action = StartDrain(name=pod.name, uid=pod.uid, from_role=pod.role, epoch=pod.epoch + 1, since=since)
+            action = StartDrain(name=pod.name, uid=pod.uid, from_role=pod.role, epoch=pod.epoch + 1)
         return TickResult(actions=[action], again_seconds=1.0)
 
 

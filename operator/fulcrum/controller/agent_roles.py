@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from fulcrum.api.names import Role
 from fulcrum.api.ports import AgentAddress
@@ -14,6 +15,10 @@ from fulcrum.controller.tick import Memory, Tick
 from fulcrum.decide import ObservedWorker
 from fulcrum.rollout import TellSleep, is_late
 from fulcrum.telemetry import Agents
+
+UNSURE_AT_ONCE: Final = 64
+"""Workers that are asked in one tick whether they know their role. Nothing rests on the answer in this tick, and flips
+wait for it: where no agent can be reached, all of thousands would be asked each time."""
 
 
 class AgentRoles:
@@ -28,20 +33,18 @@ class AgentRoles:
     ) -> dict[str, LoadReport | None]:
         """Return the loads by name of the workers about which a decision rests on what is so right now.
 
-        Those are workers that drain, that are not known to know their role, or that have not been ready for
-        `start_seconds`. None: it did not answer.
+        Those are workers that drain, that have not been ready for `start_seconds`, or that are not known to know their
+        role; of the latter some, by chance, where there are many. None: it did not answer.
         """
-        asked = [
-            worker
-            for worker in workers
-            if worker.agent is not None
-            and not worker.deleting
-            and (
-                worker.role is Role.DRAINING
-                or (worker.ready and not worker.role_acknowledged)
-                or is_late(worker, start_seconds, now)
-            )
-        ]
+        asked, unsure = [], []
+        for worker in workers:
+            if worker.agent is None or worker.deleting:
+                continue
+            if worker.role is Role.DRAINING or is_late(worker, start_seconds, now):
+                asked.append(worker)
+            elif worker.ready and not worker.role_acknowledged:
+                unsure.append(worker)
+        asked += random.sample(unsure, UNSURE_AT_ONCE) if len(unsure) > UNSURE_AT_ONCE else unsure
         if not asked:
             return {}
         loads = await self._agents.loads({worker.name: agent for worker in asked if (agent := worker.agent)})

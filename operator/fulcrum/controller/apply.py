@@ -112,7 +112,10 @@ class Applier:
     async def carry_out(
         self, actions: Iterable[Action], *, now: datetime, changed: Callable[[Action], None]
     ) -> Outcome:
-        """Carry out `actions`, flips first: requests wait for nothing else. `changed` is called after each write."""
+        """Carry out `actions`, flips first: requests wait for nothing else. `changed` is called after each write.
+
+        `now` is what is written as the time at which a role was given or a drain began.
+        """
         todo = [action for action in actions if changes_cluster(action)]
         urgent = [action for action in todo if isinstance(action, SetRole)]
         others = [action for action in todo if not isinstance(action, SetRole)]
@@ -180,7 +183,7 @@ class Applier:
                     action.uid,
                     Role.DRAINING,
                     action.epoch,
-                    since=action.since.isoformat(),
+                    since=now.isoformat(),
                     was=action.from_role if action.from_role is not Role.DRAINING else None,
                 )
                 if action.restart:

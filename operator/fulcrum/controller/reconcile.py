@@ -209,7 +209,8 @@ class Reconciler:
         again_seconds = None
         if not is_paused(tick.cluster):
             again_seconds = self._adapters.tell(tick, self._watches.shown((tick.owner.namespace, tick.owner.name))[1])
-        outcome = await self._applier(tick).carry_out(actions, now=tick.now, changed=tell)
+        # Agents may have been asked for seconds since the time of the tick; gateways see a new role only from now on.
+        outcome = await self._applier(tick).carry_out(actions, now=self._now(), changed=tell)
         tick.memory.taken_names |= outcome.taken_names
         tick.memory.serves = any(worker.serving for worker in tick.snapshot.workers)
         failures = [Failure(message=message) for message in outcome.failures]

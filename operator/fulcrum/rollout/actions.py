@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
@@ -44,7 +43,6 @@ class StartDrain:
     uid: str
     from_role: Role
     epoch: int
-    since: datetime
     reason: Reason = Reason.WORKER_DRAINING
     restart: bool = False
     """It is made anew when it has drained."""

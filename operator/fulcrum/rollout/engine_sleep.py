@@ -57,7 +57,7 @@ def sleep_engines(context: StepContext) -> Iterator[Action]:
                 yield _tell(worker, 0, Reason.WAKING)
         elif worker.role is not Role.DRAINING or worker.draining_since is None:
             if worker.ready:
-                yield drain(worker, context.now, Reason.FELL_ASLEEP)
+                yield drain(worker, Reason.FELL_ASLEEP)
         elif _drained(context, worker):
             yield _tell(worker, level, Reason.FELL_ASLEEP)
 

@@ -29,7 +29,7 @@ def replace_stale(context: StepContext) -> Iterator[Action]:
             if allowed <= (0 if worker.pausing else pausing):
                 break
             if context.guard.allow(worker, Role.DRAINING):
-                yield drain(worker, context.now)
+                yield drain(worker)
                 allowed -= 1
                 pausing -= worker.pausing
             else:
@@ -63,7 +63,7 @@ def restart_cut_off(context: StepContext) -> Iterator[Action]:
         return
     for worker in due:
         if context.guard.allow(worker, Role.DRAINING):
-            yield drain(worker, context.now, Reason.KV_TRANSFER_FAILING, restart=True)
+            yield drain(worker, Reason.KV_TRANSFER_FAILING, restart=True)
             return
     yield from _cover(context, due[0], Reason.KV_TRANSFER_FAILING)
 
@@ -77,7 +77,7 @@ def _cover(context: StepContext, blocked: ObservedWorker, reason: Reason = Reaso
             yield flip(helper, Role.MIXED, reason)
     elif len(context.assignment.slots) == 1:
         fault = reason is Reason.KV_TRANSFER_FAILING
-        yield drain(blocked, context.now, reason if fault else Reason.WORKER_DRAINING, restart=fault)
+        yield drain(blocked, reason if fault else Reason.WORKER_DRAINING, restart=fault)
 
 
 def _one_is_away(context: StepContext) -> bool:

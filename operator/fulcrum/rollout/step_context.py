@@ -112,7 +112,6 @@ def flip(worker: ObservedWorker, role: Role, reason: Reason, load: str = "") -> 
 
 def drain(
     worker: ObservedWorker,
-    now: datetime,
     reason: Reason = Reason.WORKER_DRAINING,
     load: str = "",
     *,
@@ -120,9 +119,7 @@ def drain(
 ) -> StartDrain:
     """Return the start of a drain, with the next epoch."""
     name, uid, was, epoch = worker.name, worker.uid, worker.role, worker.role_epoch + 1
-    return StartDrain(
-        name=name, uid=uid, from_role=was, epoch=epoch, since=now, reason=reason, load=load, restart=restart
-    )
+    return StartDrain(name=name, uid=uid, from_role=was, epoch=epoch, reason=reason, load=load, restart=restart)
 
 
 def delete(worker: ObservedWorker, reason: Reason, *, force: bool = False) -> DeleteWorker:

@@ -52,7 +52,7 @@ def finish_drains(context: StepContext) -> Iterator[Action]:
         if role is not None and immediate:
             yield flip(worker, role, Reason.ROLE_FLIPPED)
         elif worker.draining_since is None:
-            yield drain(worker, context.now)  # another client wrote the label: start the clock
+            yield drain(worker)  # another client wrote the label: start the clock
         elif (reason := _drain_end(context, worker, context.now - worker.draining_since)) is None:
             continue
         elif role is None:
@@ -92,7 +92,7 @@ def flip_roles(context: StepContext) -> Iterator[Action]:
         reason = context.reasons.flip
         if drains:
             why = Reason.WORKER_DRAINING if reason is Reason.ROLE_FLIPPED else reason
-            yield drain(worker, context.now, why, context.reasons.load)
+            yield drain(worker, why, context.reasons.load)
         else:
             yield flip(worker, role, reason, context.reasons.load)
     if blocked and not moved:
@@ -130,7 +130,7 @@ def drain_surplus(context: StepContext) -> Iterator[Action]:
         if not worker.ready:
             yield delete(worker, Reason.WORKER_REMOVED)
         elif context.guard.allow(worker, Role.DRAINING):
-            yield drain(worker, context.now, context.reasons.drain)
+            yield drain(worker, context.reasons.drain)
 
 
 def create_missing(context: StepContext) -> Iterator[Action]:
