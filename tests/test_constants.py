@@ -33,7 +33,6 @@ DEFAULTS = (
 PRECISION = (
     "performance/staffing.py _AT_FULL_LOAD",
     "performance/staffing.py _HALVINGS",
-    "performance/staffing.py _MOST_EXPONENT",
     "performance/staffing.py _MOST_SPREADS",
 )
 """Precision, range and steps of a computation: finer ones give the same decisions."""

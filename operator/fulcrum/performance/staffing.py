@@ -11,8 +11,6 @@ _MOST_SPREADS: Final = 8.0
 """Distance between servers and work, in square roots of the work, beyond which the chance to wait does not change."""
 _AT_FULL_LOAD: Final = 1e-6
 """So near to a load of 1 the share that is turned away is taken at this distance from it: a limit of 0 / 0."""
-_MOST_EXPONENT: Final = 500.0
-"""Of a number that is still finite."""
 
 
 def staffed(work: float, *, patience: float, misses: float, variability: float = 1.0) -> float:
@@ -52,10 +50,14 @@ def late_share(
     waits, spare = _log_waits(load * servers, servers), (1.0 - load) * servers / variability
     late = 0.0
     for each in patience:
-        exponent = min(spare * each - waits, _MOST_EXPONENT)
-        # Of the share that would be late, what remains if those leave: with less load fewer are late.
-        late += (1.0 - load) / (exp(exponent) - load) if turns_away else exp(-exponent)
+        late += _turned_away(waits - spare * each, load) if turns_away else exp(waits - spare * each)
     return late / len(patience)
+
+
+def _turned_away(log_late: float, load: float) -> float:
+    """Return what remains of the share that would be late if those leave: with less load fewer are late."""
+    small = exp(-abs(log_late))  # never too large for a number
+    return (1.0 - load) * small / (1.0 - load * small) if log_late < 0.0 else (1.0 - load) / (small - load)
 
 
 def _log_waits(work: float, servers: float) -> float:
