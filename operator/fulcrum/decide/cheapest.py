@@ -30,14 +30,14 @@ class Size:
         return {pool.name: max(pool.low, _used(self.layout, pool.name)) for pool in pools}
 
 
-def cheapest(pools: Sequence[PoolBounds], model: FluidModel, load: Load, *, used: float = 1.0) -> Size:
+def cheapest(pools: Sequence[PoolBounds], model: FluidModel, load: Load, *, share_missed: float = 1.0) -> Size:
     """Return the cheapest size in which flippable workers either prefill or decode.
 
     Workers that a pool has in any case (`PoolBounds.low`) cost nothing. With all workers of `pools` as mixed ones
-    (`PoolBounds.as_mixed`) it is the cheapest size of those. `used` as for `FluidModel.needed`.
+    (`PoolBounds.as_mixed`) it is the cheapest size of those. `share_missed` as for `FluidModel.needed`.
     """
     ways = _ways(pools, {pool.name: model.unit_rates(pool.name, load) for pool in pools})
-    missing, layout = _cover(pools, ways, model.needed(load, used=used))
+    missing, layout = _cover(pools, ways, model.needed(load, share_missed=share_missed))
     return Size(layout=layout, cost=_cost(pools, layout), enough=missing <= 0)
 
 

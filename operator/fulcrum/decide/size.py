@@ -136,7 +136,7 @@ def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
         return kept
     # Those that stay have room to spare, or a peak that is a little higher would bring workers back.
     smaller = bounds.within(shrink=True)
-    fewest = _fewest(smaller, inputs, load.trailing_maximum, used=1 - TUNING.spared_misses)
+    fewest = _fewest(smaller, inputs, load.trailing_maximum, share_missed=1 - TUNING.spared_misses)
     fewer = bounds.workers(fewest, smaller)
     if not fewest.enough or sum(fewer.values()) >= sum(applied.values()):
         return kept
@@ -156,15 +156,15 @@ def _needed(pools: list[PoolBounds], inputs: Inputs, load: Load, stands: Layout)
     return _fewest(pools, inputs, load)
 
 
-def _fewest(pools: list[PoolBounds], inputs: Inputs, load: Load, *, used: float = 1.0) -> Size:
+def _fewest(pools: list[PoolBounds], inputs: Inputs, load: Load, *, share_missed: float = 1.0) -> Size:
     """Return the cheapest size in the kind of layout that stands, so that nothing else moves.
 
     An only worker does both.
     """
     together = [pool.as_mixed() for pool in pools]
-    mixed = cheapest(together, inputs.model, load, used=used)
+    mixed = cheapest(together, inputs.model, load, share_missed=share_missed)
     alone = mixed.enough and sum(mixed.workers(pools).values()) == 1
-    return mixed if inputs.together or alone else cheapest(pools, inputs.model, load, used=used)
+    return mixed if inputs.together or alone else cheapest(pools, inputs.model, load, share_missed=share_missed)
 
 
 def _just_asked(inputs: Inputs) -> bool:

@@ -87,15 +87,15 @@ class FluidModel:
         both = self._taken(layout, load, Role.MIXED, max(needed.values()))
         return all(both + self._taken(layout, load, role, rate) >= rate for role, rate in needed.items())
 
-    def needed(self, load: Load, *, used: float = 1.0) -> dict[Role, float]:
+    def needed(self, load: Load, *, share_missed: float = 1.0) -> dict[Role, float]:
         """Return the requests/s that workers must carry so that few requests wait too long, by role.
 
-        `used`: share of the misses that the promise allows that may come of it.
+        `share_missed`: of the misses that the promise allows, those that may come of it.
 
         Counted in places of the fastest pool: ranks that prefill one prompt after another, answers that are decoded at
         once. What the promise of the first token leaves beyond the work itself may be waited for one of them.
         """
-        misses = used * (1 - self.slo.attainment**0.5)
+        misses = share_missed * (1 - self.slo.attainment**0.5)
         return {
             role: self._staff(role, demand, load, misses) if demand.rate > 0 else 0.0
             for role, demand in ((Role.PREFILL, load.prefill), (Role.DECODE, load.decode))
