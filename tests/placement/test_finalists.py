@@ -126,3 +126,14 @@ def test_the_highest_rate_is_found_with_few_plays(true: float) -> None:
     assert found >= true * (1 - TOLERANCE)
     assert len(plays) <= 12
     assert highest_kept(lambda _: 0.0, 0.9, expected=1.0) == 0.0
+
+
+def test_what_is_kept_only_at_hardly_any_rate_is_kept_at_none() -> None:
+    plays: list[float] = []
+
+    def share(rate: float) -> float:
+        plays.append(rate)
+        return 1.0 if rate < 1e-12 else 0.0  # a play of so many seconds has no sense of small ones
+
+    assert highest_kept(share, 0.9, expected=1.0) == 0.0
+    assert min(plays) >= 1e-3
