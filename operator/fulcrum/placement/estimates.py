@@ -233,6 +233,8 @@ class FluidEstimates:
     def _of_answers(self, speed: WorkerSpeed) -> Queue:
         if speed.decode_step_seconds(1.0, self._context) > self.slo.tpot_seconds:
             return NOTHING
+        if speed.kv_capacity_tokens < self._context:
+            return NOTHING
         rates = unit_rates(speed, Load.of(self.demand), self.slo)
         return Queue(
             servers=rates.answers,
@@ -242,8 +244,8 @@ class FluidEstimates:
         )
 
     def _longest(self, speed: WorkerSpeed, seconds: float) -> int:
-        """Return the longest prompt whose first token an idle worker has within so many seconds."""
-        low, high = 0, 1 << 20
+        """Return the longest prompt that an idle worker's memory holds, with its first token within so many seconds."""
+        low, high = 0, min(1 << 20, int(speed.kv_capacity_tokens)) + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._first_seconds(speed, middle) <= seconds else (low, middle)
