@@ -159,7 +159,9 @@ class FluidEstimates:
             if prompts.rate > 0.0 and speed.decode_step_seconds(1.0, self._context) <= self.slo.tpot_seconds:
                 prompts = replace(prompts, servers=count * prompts.servers)
                 kept = partial(self._kept_mixed, speed, prompts)
-                found += highest_rate(kept, self.target, most=prompts.rate)
+                paced = self.demand.osl_tokens * self.slo.tpot_seconds * (self.target if self.turns_away else 1.0)
+                answers = prompts.servers * self._room(speed, self.slo.tpot_seconds) / paced
+                found += highest_rate(kept, self.target, most=min(prompts.rate, answers))
         return found
 
     def _kept_mixed(self, speed: WorkerSpeed, prompts: Queue, rate: float) -> float:
