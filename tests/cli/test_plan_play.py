@@ -132,3 +132,24 @@ def test_what_prefix_caches_answer_is_not_computed(hit: float) -> None:
     rate = 1.2 * planned("long prompts").goodput
     assert player.share(workers, rate) > without.share(workers, rate)
     assert {Role.PREFILL, Role.DECODE} <= {role for role, pools in workers.items() if pools}
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "rate"), [(3600.0, 0.05, 30.0), (10.0, 60.0, 30.0), (1e5, 1e4, 30.0), (1.0, 0.05, 1e5)]
+)
+def test_a_play_has_a_bounded_number_of_requests(ttft: float, tpot: float, rate: float) -> None:
+    _, player = asked("long prompts")
+    player = replace(player, slo=LatencyTargets(ttft_seconds=ttft, tpot_seconds=tpot, attainment=0.95))
+    load = player._load(rate)
+    assert len(load) <= 11_500
+    assert (load.arrival_seconds >= player._warm_seconds(rate)).sum() > 1000
+
+
+def test_a_promise_for_which_thousands_may_wait_is_kept_by_what_workers_carry() -> None:
+    """Of so long a promise hardly any rate below what workers carry is lost: at most what a burst holds up."""
+    _, player = asked("equal lengths")
+    workers = workers_of(planned("equal lengths"))
+    player = replace(player, slo=replace(player.slo, ttft_seconds=3600.0))
+    carried = planned("equal lengths").goodput
+    assert player.share(workers, carried) >= player.slo.attainment
+    assert player.share(workers, 3 * carried) < player.slo.attainment

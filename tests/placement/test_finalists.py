@@ -126,3 +126,24 @@ def test_the_highest_rate_is_found_with_few_plays(true: float) -> None:
     assert found >= true * (1 - TOLERANCE)
     assert len(plays) <= 12
     assert highest_kept(lambda _: 0.0, 0.9, expected=1.0) == 0.0
+
+
+def test_what_is_kept_only_at_hardly_any_rate_is_kept_at_none() -> None:
+    plays: list[float] = []
+
+    def share(rate: float) -> float:
+        plays.append(rate)
+        return 1.0 if rate < 1e-12 else 0.0  # a play of so many seconds has no sense of small ones
+
+    assert highest_kept(share, 0.9, expected=1.0) == 0.0
+    assert min(plays) >= 1e-3
+
+
+@pytest.mark.parametrize("share", [0.3, 0.4, 0.5])
+def test_the_least_price_is_found_where_only_the_largest_plan_carries_what_is_expected(share: float) -> None:
+    most = search(asked(Fake(lambda _: 1.0)))
+    largest = workers_of(most)
+    play = Fake(lambda workers: 1.0 if workers == largest else 0.6)
+    plan = search(asked(play, Goal.LEAST_PRICE, share * most.goodput))
+    assert plan.goodput >= share * most.goodput * (1 - TOLERANCE)
+    assert plan.price_per_hour < most.price_per_hour

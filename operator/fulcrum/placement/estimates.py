@@ -159,7 +159,9 @@ class FluidEstimates:
             if prompts.rate > 0.0 and speed.decode_step_seconds(1.0, self._context) <= self.slo.tpot_seconds:
                 prompts = replace(prompts, servers=count * prompts.servers)
                 kept = partial(self._kept_mixed, speed, prompts)
-                found += highest_rate(kept, self.target, most=prompts.rate)
+                paced = self.demand.osl_tokens * self.slo.tpot_seconds * (self.target if self.turns_away else 1.0)
+                answers = prompts.servers * self._room(speed, self.slo.tpot_seconds) / paced
+                found += highest_rate(kept, self.target, most=min(prompts.rate, answers))
         return found
 
     def _kept_mixed(self, speed: WorkerSpeed, prompts: Queue, rate: float) -> float:
@@ -233,6 +235,8 @@ class FluidEstimates:
     def _of_answers(self, speed: WorkerSpeed) -> Queue:
         if speed.decode_step_seconds(1.0, self._context) > self.slo.tpot_seconds:
             return NOTHING
+        if speed.kv_capacity_tokens < self._context:
+            return NOTHING
         rates = unit_rates(speed, Load.of(self.demand), self.slo)
         return Queue(
             servers=rates.answers,
@@ -242,8 +246,8 @@ class FluidEstimates:
         )
 
     def _longest(self, speed: WorkerSpeed, seconds: float) -> int:
-        """Return the longest prompt whose first token an idle worker has within so many seconds."""
-        low, high = 0, 1 << 20
+        """Return the longest prompt that an idle worker's memory holds, with its first token within so many seconds."""
+        low, high = 0, min(1 << 20, int(speed.kv_capacity_tokens)) + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._first_seconds(speed, middle) <= seconds else (low, middle)

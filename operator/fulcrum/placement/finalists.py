@@ -22,6 +22,9 @@ _STEP: Final = 1.15
 further off."""
 _MOST_PLAYS: Final = 12
 """Of one placement: enough where the estimates are wrong by a factor of three."""
+_LEAST_SHARE: Final = 1e-3
+"""Of the expected rate: what does not keep even so little keeps the promise at no rate. At far lower ones a play would
+last so long that its clock no longer tells apart when a request came and when it was answered."""
 
 Workers = Mapping[Role, Stations]
 """Pools of each role."""
@@ -125,6 +128,8 @@ def highest_kept(share: Callable[[float], float], target: float, *, expected: fl
             rate = expected
         else:
             rate, step = (low * step if high == inf else high / step), step**2
+        if rate < _LEAST_SHARE * expected:
+            break
         low, high = (rate, high) if share(rate) >= target else (low, rate)
         if high - low <= TOLERANCE * high < inf:
             break

@@ -138,7 +138,9 @@ def _cheapest_played(
         goodput = played_goodput(plan, play, request.performance)
         if goodput >= request.rate * (1 - TOLERANCE):
             return min(plan.played(goodput), best, key=lambda each: each.price_per_hour)
-        wanted *= request.rate / goodput if goodput > 0.0 else 2.0
+        # Whole workers carry more than was wanted by the estimates: what was played is of all that they carry.
+        corrected = request.rate * plan.estimate / goodput if goodput > 0.0 else 2.0 * wanted
+        wanted = max(corrected, plan.estimate * (1 + TOLERANCE))
     return best
 
 

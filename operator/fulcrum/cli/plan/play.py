@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -25,6 +25,8 @@ _JUDGED_REQUESTS: Final = 1_500
 """Of one play, after it has begun: the share inside a promise of 95 % is then known to 0.6 points."""
 _WARM_REQUESTS: Final = 2_000
 """Most requests of one play that are not judged, because decode batches are not yet full."""
+_MOST_WARM_REQUESTS: Final = 10_000
+"""The same where one worker of each pool carries more: half for each part of the promise. A play then takes seconds."""
 _WARM_ANSWERS: Final = 1.5
 """A play is not judged while it has lasted less than so many mean answers at the promised pace."""
 _BLOCK: Final = 250
@@ -57,8 +59,8 @@ class Player:
 
     @property
     def most_rate(self) -> float:
-        """Return the requests/s of one play at most."""
-        return _WARM_REQUESTS / self._warm_seconds
+        """Return the requests/s of one play at most, but where one worker of each pool carries more."""
+        return _WARM_REQUESTS / (self.slo.ttft_seconds + self._answers_seconds)
 
     def share(self, workers: Workers, rate: float) -> float:
         """Return the share of `rate` requests/s that the workers keep inside the promise."""
@@ -66,15 +68,28 @@ class Player:
         from fulcrum.simulation.policies import Fixed
 
         cluster, roles = _cluster_of(workers)
-        load = self._load(rate)
-        played = simulate(load, cluster, Fixed(roles, admission=AdmissionPolicy.PREDICTIVE), slo=self.slo)
-        inside = played.within(self.slo)[load.arrival_seconds >= self._warm_seconds]
+        load, slo = self._load(rate), self._promise(rate)
+        played = simulate(load, cluster, Fixed(roles, admission=AdmissionPolicy.PREDICTIVE), slo=slo)
+        inside = played.within(slo)[load.arrival_seconds >= self._warm_seconds(rate)]
         return float(inside.mean()) if len(inside) else 1.0
 
+    def _promise(self, rate: float) -> LatencyTargets:
+        """Return what is promised in a play.
+
+        Where thousands could wait for their first token it would take as many requests until they do. A shorter
+        promise is then played: whoever keeps it keeps the longer one, and nearly as many do.
+        """
+        most_seconds = _MOST_WARM_REQUESTS / 2 / rate
+        return replace(self.slo, ttft_seconds=min(self.slo.ttft_seconds, most_seconds))
+
+    def _warm_seconds(self, rate: float) -> float:
+        """Return how long a play lasts before it is judged."""
+        answers_seconds = min(self._answers_seconds, _MOST_WARM_REQUESTS / 2 / rate)
+        return self._promise(rate).ttft_seconds + answers_seconds
+
     @property
-    def _warm_seconds(self) -> float:
-        answer_seconds = self.demand.osl_tokens * self.slo.tpot_seconds
-        return self.slo.ttft_seconds + _WARM_ANSWERS * answer_seconds
+    def _answers_seconds(self) -> float:
+        return _WARM_ANSWERS * self.demand.osl_tokens * self.slo.tpot_seconds
 
     def _load(self, rate: float) -> Workload:
         """Return the requests of a play: at every rate the same ones, nearer to each other."""
@@ -83,7 +98,7 @@ class Player:
         from fulcrum.simulation.workload import Workload
 
         random, demand = np.random.default_rng(_SEED), self.demand
-        count = int(rate * self._warm_seconds) + _JUDGED_REQUESTS
+        count = int(rate * self._warm_seconds(rate)) + _JUDGED_REQUESTS
         arrivals = np.cumsum(random.exponential(1.0, size=count)) / rate
         if self.trace is not None:
             rounds = [random.permutation(len(self.trace)) for _ in range(-(-count // len(self.trace)))]
