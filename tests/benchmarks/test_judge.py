@@ -71,7 +71,7 @@ def test_every_entry_of_every_tuning_is_ablated() -> None:
 def test_what_others_have_imported_is_switched_off_too() -> None:
     constant = Constant(module="decide.tuning", name="TUNING.noise_sigmas", neutral=0.0)
     with switched_off(Ablation(name="x", says="", constants=(constant,))):
-        taken = [import_module(f"fulcrum.decide.{name}") for name in ("tuning", "estimate", "measurements", "size")]
+        taken = [import_module(f"fulcrum.decide.{name}") for name in ("tuning", "inputs", "measurements", "size")]
         assert {module.TUNING.noise_sigmas for module in taken} == {0.0}
 
 
