@@ -197,7 +197,7 @@ def _searched(
         raise explain_short(space.problem, 0.0, request.rate, request.engine, request.performance)
     # Enough for the rate is left where all is used: from there, what is not needed is taken away.
     if most is None:
-        most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)[0]
+        most = _searched(replace(request, goal=Goal.MOST_GOODPUT, play=None), space, on_progress)[0]
     judged = _judged(request, space, [most])
     if not judged:
         carried = _planned(replace(request, goal=Goal.MOST_GOODPUT), space, most).goodput
@@ -283,6 +283,7 @@ def _exact(
 
 def _best_ratio(request: Request, space: Space, on_progress: OnProgress | None) -> list[PlacementPlan]:
     """Return the cheapest plans for parts of the most that is possible, that with most goodput per price first."""
+    request = replace(request, play=None)  # the best of each part is wanted, and nothing near it
     most = _searched(replace(request, goal=Goal.MOST_GOODPUT), space, on_progress)[0]
     plans = [_planned(request, space, most)]
     for step in range(1, RATIO_STEPS):
