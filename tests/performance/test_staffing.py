@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fulcrum.performance.staffing import late_share, staffed
@@ -93,6 +93,7 @@ def test_of_several_patiences_each_is_as_likely() -> None:
     patience=st.floats(0.0, 1e3),
     turns_away=st.booleans(),
 )
+@example(work=5e-324, more=1.0, servers=2.0, patience=0.0, turns_away=False)  # so little that a share of it is 0
 def test_more_work_and_less_patience_make_more_late(
     *, work: float, more: float, servers: float, patience: float, turns_away: bool
 ) -> None:

@@ -40,9 +40,9 @@ def late_share(
     when they arrive, so that they delay no others; then `work`, which is that of all who arrive, may exceed the
     servers. Exact for M/M/c with one patience, an approximation else (Boots and Tijms 1999).
     """
-    if work <= 0:
-        return 0.0
     load = work / servers
+    if load <= 0.0:
+        return 0.0
     if not turns_away and load >= 1.0:
         return 1.0
     if abs(1.0 - load) < _AT_FULL_LOAD:

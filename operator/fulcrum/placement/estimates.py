@@ -49,29 +49,24 @@ class FluidEstimates:
             return self._mixed(stations)
         # With plenty of decode workers steps are short.
         return self._highest(
-            [self._prefill(stations, 0.0, {}) if role is Role.PREFILL else self._decode(stations, 0.0, {})]
+            [self._prefill(stations, 0.0, {}) if role is Role.PREFILL else self._decode(stations, {})]
         )
 
     def split(self, prefill: Stations, decode: Stations) -> float:
         """Return the rate inside both promises."""
-        return self._highest(self._both(prefill, decode))
+        most = self._most(self._both(0.0, prefill, decode))
+        return highest_rate(lambda rate: self.share(rate, prefill, decode), self.target, most=most)
 
     def share(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Return the share of `rate` requests/s that is inside both promises."""
-        return self._kept(rate, self._both(prefill, decode))
+        return self._kept(rate, self._both(rate, prefill, decode))
 
-    def most(self, speed: WorkerSpeed, role: Role, places: int) -> float:
-        """Return the rate that no worker exceeds, whatever stands beside it, of at most `places` servers in all."""
+    def most(self, speed: WorkerSpeed, role: Role, count: int) -> float:
+        """Return the rate that no worker exceeds, whatever stands beside it, of at most `count` workers of its kind."""
         if role is Role.MIXED:
-            return self._mixed([(speed, places)]) / places
+            return self._mixed([(speed, count)]) / count
         queue = self._queue(speed, role, 0.0)
-        if queue.rate <= 0.0:
-            return 0.0
-        if role is Role.DECODE:
-            return queue.rate / (self.target if self.turns_away else 1.0)
-        servers = max(float(places), queue.servers)
-        # Beside faster workers, which take what is too long for it, all misses may be those that wait too long.
-        return self._highest([replace(queue, servers=servers, share=1.0)]) * queue.servers / servers
+        return queue.rate / (self.target if self.turns_away else 1.0)
 
     def floor(self, speeds: Sequence[WorkerSpeed]) -> tuple[float, float]:
         """Return the shortest TTFT and TPOT (seconds) that the promised share can have alone on any of `speeds`."""
@@ -83,12 +78,17 @@ class FluidEstimates:
             min(speed.decode_step_seconds(1, context) for speed in speeds),
         )
 
-    def _both(self, prefill: Stations, decode: Stations) -> list[Queue]:
-        """Return the queues of prefill and decode workers that serve together; the first token waits for one step."""
-        step = self._step(decode)
-        first = min(self._first_seconds(speed, self.demand.isl_tokens) for speed, _ in prefill)
+    def _both(self, rate: float, prefill: Stations, decode: Stations) -> list[Queue]:
+        """Return the queues of prefill and decode workers that serve `rate` together.
+
+        The first token waits for one step, which is longer where more answers are decoded at once.
+        """
         sending, receiving = self._links(prefill, decode, Role.DECODE), self._links(decode, prefill, Role.PREFILL)
-        return [self._prefill(prefill, step, sending), self._decode(decode, first + step, receiving)]
+        answers = self._decode(decode, receiving)
+        step = self._step(decode, answers.busy(rate))
+        first = min(self._first_seconds(speed, self.demand.isl_tokens) for speed, _ in prefill)
+        waits = (max(0.0, self.slo.ttft_seconds - first - step) / 2,)
+        return [self._prefill(prefill, step, sending), replace(answers, patience_seconds=waits)]
 
     def _kept(self, rate: float, queues: Sequence[Queue]) -> float:
         """Return the share of `rate` requests/s that passes through all queues in time."""
@@ -100,11 +100,15 @@ class FluidEstimates:
 
     def _highest(self, queues: Sequence[Queue]) -> float:
         """Return the highest rate at which the promised share passes through all queues in time."""
+        return highest_rate(lambda rate: self._kept(rate, queues), self.target, most=self._most(queues))
+
+    def _most(self, queues: Sequence[Queue]) -> float:
+        """Return the rate that the servers of no queue exceed."""
         if any(queue.share < self.target for queue in queues):
             return 0.0
-        most = min(queue.rate / (queue.share if self.turns_away else 1.0) for queue in queues)
-        most /= self.target if self.turns_away else 1.0
-        return highest_rate(lambda rate: self._kept(rate, queues), self.target, most=most)
+        if not self.turns_away:
+            return min(queue.rate for queue in queues)
+        return min(queue.rate / queue.share for queue in queues) / self.target
 
     def _links(self, ends: Stations, others: Stations, role: Role) -> dict[WorkerSpeed, float]:
         """Return for how many requests/s a link at one end has time: moving KV takes as long as its slower end.
@@ -142,14 +146,14 @@ class FluidEstimates:
                 best, carried = queue, found
         return best
 
-    def _decode(self, stations: Stations, first_seconds: float, links: Mapping[WorkerSpeed, float]) -> Queue:
-        """Return the queue for decode: a request may wait half of what the TTFT leaves beyond `first_seconds`."""
+    def _decode(self, stations: Stations, links: Mapping[WorkerSpeed, float]) -> Queue:
+        """Return the queue for decode: a request may wait half of the TTFT."""
         queue = NOTHING
         for speed, count in stations:
             each = linked(self._queue(speed, Role.DECODE, 0.0), links.get(speed))
             if each.rate > 0.0:
                 queue = together(queue, replace(each, servers=count * each.servers))
-        return replace(queue, patience_seconds=(max(0.0, self.slo.ttft_seconds - first_seconds) / 2,))
+        return queue
 
     def _mixed(self, stations: Stations) -> float:
         """Return the rate of workers that do both, each pool with its own requests."""
@@ -186,22 +190,22 @@ class FluidEstimates:
         """Return how many answers a rank decodes in steps of so many seconds."""
         return min(speed.decode_batch(step_seconds, self._context), speed.kv_capacity_tokens / self._context)
 
-    def _step(self, stations: Stations) -> float:
-        """Return the longest step of full workers that keep their promise."""
+    def _step(self, stations: Stations, load: float) -> float:
+        """Return the longest step of workers of whose places the share `load` is taken, which keep their promise."""
         found = 0.0
         for speed, _ in stations:
-            batch = max(self._room(speed, self.slo.tpot_seconds), 1.0)
+            batch = max(load * self._room(speed, self.slo.tpot_seconds), 1.0)
             found = max(found, min(speed.decode_step_seconds(batch, batch * self._context), self.slo.tpot_seconds))
         return found
 
     def _queue(self, speed: WorkerSpeed, role: Role, step_seconds: float) -> Queue:
-        """Return the queue of one worker."""
-        key = (speed, role, step_seconds)
-        if key not in self._known:
-            self._known[key] = (
-                self._of_prompts(speed, step_seconds) if role is Role.PREFILL else self._of_answers(speed)
-            )
-        return self._known[key]
+        """Return the queue of one worker. What no step adds to is asked for again and again."""
+        if step_seconds > 0.0:
+            return self._of_prompts(speed, step_seconds)
+        if (speed, role) not in self._known:
+            found = self._of_prompts(speed, 0.0) if role is Role.PREFILL else self._of_answers(speed)
+            self._known[speed, role] = found
+        return self._known[speed, role]
 
     def _of_prompts(self, speed: WorkerSpeed, step_seconds: float) -> Queue:
         room = self.slo.ttft_seconds - step_seconds

@@ -25,8 +25,8 @@ class Performance(Protocol):
     def split(self, prefill: Stations, decode: Stations) -> float:
         """Rate that prefill and decode workers carry together."""
 
-    def most(self, speed: WorkerSpeed, role: Role, places: int) -> float:
-        """Rate that no worker exceeds in a role, whatever stands beside it, of at most so many servers in all."""
+    def most(self, speed: WorkerSpeed, role: Role, count: int) -> float:
+        """Rate that no worker exceeds in a role, whatever stands beside it, of at most `count` workers of its kind."""
 
     def floor(self, speeds: Sequence[WorkerSpeed]) -> tuple[float, float]:
         """Shortest TTFT and TPOT (seconds) that the promised share can have alone on a worker of any of `speeds`."""

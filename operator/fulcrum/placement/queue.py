@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Final
 
 from fulcrum.performance.staffing import late_share
@@ -30,6 +31,13 @@ class Queue:
     def rate(self) -> float:
         """Return the requests/s of all servers."""
         return self.servers * self.each
+
+    def busy(self, rate: float) -> float:
+        """Return the share of the servers that is busy when a request comes: those that come in bursts meet more."""
+        if self.rate <= 0.0:
+            return 1.0
+        work = rate / self.each
+        return min((work + sqrt(work * self.variability)) / self.servers, 1.0)
 
     def kept(self, rate: float, *, turns_away: bool) -> float:
         """Return the share of `rate` requests/s that is in time."""
