@@ -33,8 +33,10 @@ def said(played: RehearsalStatus) -> str:
     cluster = InferenceCluster(
         metadata=ObjectMeta(name="c", namespace="n"), spec=spec, status=InferenceClusterStatus(rehearsal=played)
     )
-    (line,) = (line for line in lines(cluster) if line.startswith("rehearsed"))
-    return line.partition("requests: ")[2]
+    text = lines(cluster)
+    (begin,) = (place for place, line in enumerate(text) if line.startswith("rehearsed"))
+    further = [line.strip() for line in text[begin + 1 :] if "forecast" in line]
+    return " / ".join([text[begin].partition("requests: ")[2], *further])
 
 
 def test_a_layout_that_nothing_exceeds_is_not_compared_with_itself() -> None:
@@ -44,3 +46,8 @@ def test_a_layout_that_nothing_exceeds_is_not_compared_with_itself() -> None:
 def test_one_that_is_ahead_by_chance_is_named() -> None:
     ahead = msgspec.structs.replace(HELD, best="2P:4D", best_attainment=0.56, gain=11.0, error=8.5)
     assert said(ahead) == "3P:3D 53.3% inside, 2P:4D 56.0% (+11 requests, error 8.5); 3P:3D was chosen"
+
+
+def test_what_came_of_the_last_forecast_is_printed() -> None:
+    told = msgspec.structs.replace(HELD, foretold_attainment=0.952, served_attainment=0.61)
+    assert said(told).endswith(" / the last forecast said 95.2% inside, and 61.0% came")

@@ -34,13 +34,17 @@ from fulcrum.controller.rehearsals import (
     UNANSWERED_SECONDS,
     Asked,
     Rehearsals,
+    _Cluster,
 )
 from fulcrum.decide.measurements import Measurements
 from fulcrum.decide.rehearsed import Wanted, rehearses
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.case import Case, Played, played
+from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.memory import Memory
 from fulcrum.rehearsal.rings import ReadRing
+from fulcrum.rehearsal.trust import Forecast, Trust
+from fulcrum.rehearsal.tuning import TUNING
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 KEY, OTHER = ("team", "chat"), ("other", "chat")
@@ -392,3 +396,33 @@ def test_known_keeps_what_was_measured() -> None:
     measured = Measurements(start_seconds=7.0)
     rehearsals = Rehearsals(Metrics(), wake=lambda _: None, now=lambda: NOW)
     assert rehearsals.known(KEY, SPEC, measured) == replace(measured, rehearses=True)
+
+
+def test_what_was_foretold_is_held_against_what_came() -> None:
+    """A forecast that nothing is late, of a cluster of whose prompts most are."""
+    now, every = NOW.timestamp(), tuple(float(second) for second in range(100))
+    told = Foretold(draws=(Course(every, (True,) * 100),), off=0.0)
+    wrong = Trust(wrong=2, forecast=Forecast(foretold=told, layout=STANDING, asked_at=now - 100.0, until=now))
+    memory = Memory(since=now - 110.0, asked_at=now - 100.0, key="k", trust=wrong)
+    page = ring(at=110.0)
+    found = played(case(ReadRing(gateway="g", page=page), memory=memory))
+    assert found.rehearsed is not None
+    assert (found.rehearsed.trusted, found.rehearsed.chosen) == (False, STANDING)
+    assert found.rehearsed.checked is not None
+    assert found.rehearsed.checked.foretold == 1.0
+    assert found.rehearsed.checked.served < 0.8
+    assert found.memory.distrusts(now)
+    others = played(case(ReadRing(gateway="g", page=page), memory=replace(memory, key="before"))).rehearsed
+    assert others is not None
+    assert (others.trusted, others.checked) == (True, None), "other workers are played anew"
+    assert others.chosen != STANDING
+
+
+async def test_a_cluster_of_wrong_plays_is_told_so_and_no_other(metrics: Metrics, clock: Clock) -> None:
+    async with rehearsing(metrics, clock) as (rehearsals, _):
+        rehearsals._clusters[KEY] = _Cluster(memory=Memory(asked_at=NOW.timestamp(), trust=Trust(wrong=3, lost=True)))
+        assert rehearsals.known(KEY, SPEC, Measurements()).plays_distrusted
+        assert not rehearsals.known(OTHER, SPEC, Measurements()).plays_distrusted
+        assert not rehearsals.known(KEY, make_spec(rehearse="Off"), Measurements()).plays_distrusted
+        clock.now += TUNING.memory_seconds
+        assert not rehearsals.known(KEY, SPEC, Measurements()).plays_distrusted

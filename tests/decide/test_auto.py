@@ -109,6 +109,9 @@ def test_workers_go_only_after_a_calm_and_only_as_many_as_the_peak_can_spare() -
         assert [a for a in world.plan().actions if isinstance(a, StartDrain)] == []
         assert sum(world.plan().target.values()) == kept
     world.measurements = measurements(5.0, peak_rate=40.0)
+    world.measurements = replace(world.measurements, plays_distrusted=True)
+    assert writes(world.plan()) == [], "nothing is known of what fewer would serve"
+    world.measurements = replace(world.measurements, plays_distrusted=False)
     drained = [action for action in world.plan().actions if isinstance(action, StartDrain)]
     assert 0 < len(drained) < most
     assert {action.reason for action in drained} == {Reason.LOAD_FELL}

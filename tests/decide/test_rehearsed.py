@@ -12,7 +12,8 @@ from tests.decide.world import START, World, make_spec, pool
 
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
-from fulcrum.decide.rehearsed import PlayedLayout, Rehearsed, Wanted
+from fulcrum.api.types import ConditionType
+from fulcrum.decide.rehearsed import Checked, PlayedLayout, Rehearsed, Wanted
 from fulcrum.performance.layout import Layout
 from fulcrum.report import BalancePlan
 from fulcrum.rollout import CreateWorker, SetRole
@@ -204,3 +205,23 @@ def test_without_rehearsals_flips_go_by_what_is_expected() -> None:
     assert decided.wanted is None
     assert roles_of(decided) != []
     assert decided.status.rehearsal is None
+
+
+def test_while_plays_are_wrong_repairs_go_on_and_it_is_said() -> None:
+    world = make_world(prefill=1)
+    question = wanted_of(world)
+    world.measurements = replace(world.measurements, plays_distrusted=True)
+    held = replace(answered(question, split(6)), chosen=question.standing, trusted=False, checked=Checked(0.95, 0.6))
+    decided = tell(world, held)
+    assert roles_of(decided) == []
+    assert decided.wanted is not None, "forecasts go on, or nobody would see that they are right again"
+    assert decided.status.rehearsal is not None
+    assert decided.status.rehearsal.foretold_attainment == 0.95
+    assert decided.status.rehearsal.served_attainment == 0.6
+    said = next(each for each in decided.status.conditions if each.type is ConditionType.PROGRESSING)
+    assert said.reason is Reason.REHEARSAL_OFF
+    world.set(min(world.workers), ready=False, ready_since=None)
+    assert len(roles_of(world.plan())) == 1, "an empty role is taken over"
+    name = max(world.workers)
+    del world.workers[name]
+    assert name in [action.name for action in world.plan().actions if isinstance(action, CreateWorker)]

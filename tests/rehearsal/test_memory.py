@@ -14,12 +14,14 @@ from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.memory import Memory, remembered
 from fulcrum.rehearsal.play import Stood
 from fulcrum.rehearsal.rehearse import Answer, Offset, Question
+from fulcrum.rehearsal.trust import Forecast, Trust
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
 STANDS, OTHER = split(2, 6), split(3, 5)
 OFFSETS = {STANDS: Offset(-0.4, 0.02)}
 OF = ("k", STANDS)
+TOLD = Foretold(draws=(Course((1.0,), (True,)),), off=0.0)
 STAYED = Memory(since=100.0, asked_at=180.0, key="k", stayed=STANDS, offsets=OFFSETS)
 
 
@@ -87,7 +89,7 @@ def after(memory: Memory, now: float, standing: Layout, stands_since: float, cho
     """What is remembered after a rehearsal."""
     answer = Answer(
         chosen=chosen,
-        foretold=Foretold(draws=(Course((1.0,), (True,)),), off=0.0),
+        foretold=TOLD,
         requests=200,
         future_seconds=60.0,
         compared=(),
@@ -110,7 +112,9 @@ def after(memory: Memory, now: float, standing: Layout, stands_since: float, cho
 @pytest.mark.parametrize(("chosen", "stayed"), [(STANDS, True), (OTHER, False)])
 def test_a_rehearsal_is_remembered(chosen: Layout, *, stayed: bool) -> None:
     found = after(Memory(), 180.0, STANDS, 20.0, chosen)
-    assert found == replace(STAYED, stayed=STANDS if stayed else None, stood=((STANDS, 20.0),))
+    told = Forecast(foretold=TOLD, layout=chosen, asked_at=180.0, until=240.0)
+    trust = Trust(forecast=told)
+    assert found == replace(STAYED, stayed=STANDS if stayed else None, stood=((STANDS, 20.0),), trust=trust)
 
 
 def test_what_stood_before_is_known_for_as_long_as_requests_are() -> None:

@@ -17,6 +17,7 @@ from fulcrum.rehearsal import rehearse as module
 from fulcrum.rehearsal.future import Future
 from fulcrum.rehearsal.play import Stage, play
 from fulcrum.rehearsal.rehearse import Answer, Offset, Question, rehearse
+from fulcrum.rehearsal.trust import Trust
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
@@ -93,6 +94,16 @@ def test_where_nothing_is_expected_what_runs_is_foretold() -> None:
     assert answer is not None
     assert answer.requests == 1
     assert answer.foretold.inside(30.0) == pytest.approx(answer.compared[0].inside)
+
+
+def test_nothing_wins_while_plays_are_not_trusted_and_what_stands_is_foretold() -> None:
+    seen = seen_under(split(1, 7), 2.0, 4000, 12)
+    held = ask(seen, split(1, 7), trust=Trust(lost=True))
+    assert held is not None
+    assert held.chosen == split(1, 7)
+    assert held.compared == prefill_heavy().compared, "they are played all the same"
+    assert held.foretold.inside(held.future_seconds) == pytest.approx(held.compared[0].inside, abs=0.1)
+    assert held.foretold.error > 0.0
 
 
 def test_the_same_question_has_the_same_answer() -> None:

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     NODE_LOST = "NodeLost"
     NAME_TAKEN = "NameTaken"
     ROLLOUT_HALTED = "RolloutHalted"
+    REHEARSAL_OFF = "RehearsalOff"
     METRICS_UNKNOWN = "MetricsUnknown"
     OVER_CAPACITY = "OverCapacity"
     REQUESTS_REJECTED = "RequestsRejected"

@@ -271,6 +271,12 @@ class RehearsalStatus(ApiStruct, frozen=True, kw_only=True):
             "them says; shares and gain include it. Absent where that may be chance."
         ),
     ] = None
+    foretold_attainment: Annotated[
+        _Share | None, Meta(description="What an earlier rehearsal foretold of requests that have come since.")
+    ] = None
+    served_attainment: Annotated[
+        _Share | None, Meta(description="Share of these requests that was then served inside the SLO.")
+    ] = None
 
 
 class RecommendedPool(ApiStruct, frozen=True, kw_only=True):

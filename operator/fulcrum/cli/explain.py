@@ -122,6 +122,11 @@ def _rehearsal(played: RehearsalStatus) -> list[str]:
         text.append(
             f"           {played.stood} served {abs(played.off):.1%} {more} of the last ones than a play of them says"
         )
+    if played.foretold_attainment is not None and played.served_attainment is not None:
+        text.append(
+            f"           the last forecast said {played.foretold_attainment:.1%} inside, and "
+            f"{played.served_attainment:.1%} came"
+        )
     return text
 
 

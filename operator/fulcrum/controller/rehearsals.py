@@ -132,7 +132,8 @@ class Rehearsals:
         answer = cluster.answer if cluster is not None else None
         if answer is not None and (self._now() - answer.time).total_seconds() > FRESH_SECONDS:
             answer = None
-        return replace(measured, rehearses=True, rehearsed=answer)
+        distrusted = cluster is not None and cluster.memory.distrusts(self._now().timestamp())
+        return replace(measured, rehearses=True, rehearsed=answer, plays_distrusted=distrusted)
 
     def ask(self, key: ClusterKey, asked: Asked) -> None:
         """Take a question; it waits for its turn."""

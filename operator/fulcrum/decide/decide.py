@@ -244,7 +244,8 @@ def _played(rehearsed: Rehearsed) -> tuple[Candidate, ...]:
     rows = [(stands, verdict)] + [(each, "served more than those above") for each in others]
     if others:
         ahead = f"{rehearsed.gain:+.1f} requests, with an error of {rehearsed.error:.1f}"
-        rows[-1] = (others[-1], f"chosen: {ahead}" if wins else f"{ahead}; that may be chance")
+        held = "that may be chance" if rehearsed.trusted else "what plays foretold did not come, so that roles stay"
+        rows[-1] = (others[-1], f"chosen: {ahead}" if wins else f"{ahead}; {held}")
     return tuple(
         Candidate(layout=ratio_text(played.layout.counts()), attainment=_share(played.inside), verdict=said)
         for played, said in rows

@@ -76,6 +76,8 @@ class Measurements:
     """Roles change by what rehearsals say, and only by that; else only beyond doubt."""
     rehearsed: Rehearsed | None = None
     """The last answer; None: there is none yet."""
+    plays_distrusted: bool = False
+    """What rehearsals foretold did not come, several times in a row: roles stay, and no worker is given back."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
 

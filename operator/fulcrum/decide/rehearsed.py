@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from fulcrum.api.gateway_types import RecordPolicy
 from fulcrum.api.types import BalanceMode, InferenceClusterSpec, RehearsePolicy
@@ -45,6 +46,14 @@ class PlayedLayout:
     """Share of the requests inside the promise, with how far a play of it was off (`Rehearsed.off`)."""
 
 
+class Checked(NamedTuple):
+    """Shares of the same requests inside the promise."""
+
+    foretold: float
+    """By a rehearsal, before they came."""
+    served: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
     """The answer to a question."""
@@ -67,6 +76,10 @@ class Rehearsed:
     off: float
     """By how much what stood served another share of the last requests than a play of them says; 0: no more than by
     chance."""
+    checked: Checked | None = None
+    """What came of the last forecast that could be held against it."""
+    trusted: bool = True
+    """Plays are; where they are not, what stands is chosen."""
 
     def leads_through(self, layout: Layout) -> bool:
         """Report whether a layout is on the way from what stood to what was chosen, with both of these."""

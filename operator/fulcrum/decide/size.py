@@ -132,6 +132,8 @@ def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
     # Whatever the model says: workers are not given back while requests are late, or right after some were asked for.
     if load.trailing_maximum is None or over or not load.promise_kept or _just_asked(inputs):
         return kept
+    if inputs.measurements.plays_distrusted:
+        return kept
     if all(applied[pool.name] <= pool.workers.min for pool in inputs.spec.pools):
         return kept
     # Those that stay have room to spare, or a peak that is a little higher would bring workers back.

@@ -110,7 +110,7 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
         return Played(memory=case.memory)
     return Played(
         memory=remembered(answer, case.wanted, question, case.memory),
-        rehearsed=_unscaled(rehearsed(case.wanted, answer, case.time), scale),
+        rehearsed=_unscaled(rehearsed(case.wanted, answer, question, case.time), scale),
         plays=answer.plays,
         played_requests=answer.played_requests,
     )

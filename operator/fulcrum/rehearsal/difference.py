@@ -37,8 +37,12 @@ def over_draws(ahead: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def mean_difference(one: Bools, other: Bools, seen_seconds: Floats) -> tuple[float, float]:
     """Return by which share of the requests `one` is ahead, and the standard error of that."""
     ahead = one.astype(np.float64) - other
-    mean = float(ahead.mean())
-    return mean, total_error(ahead - mean, seen_seconds) / len(ahead)
+    return float(ahead.mean()), share_error(ahead, seen_seconds)
+
+
+def share_error(values: Floats, seconds: Floats) -> float:
+    """Return the standard error of the mean of `values`, which were or come at these `seconds`."""
+    return total_error(values - values.mean(), seconds) / len(values)
 
 
 def total_error(values: Floats, seconds: Floats) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from fulcrum.rehearsal.difference import total_error
+from fulcrum.rehearsal.difference import Floats, share_error
 
 
 class Course(NamedTuple):
@@ -25,14 +26,23 @@ class Course(NamedTuple):
         So the share of the first ones counts only as far as chance does not explain how it differs from that of all
         (James and Stein, 1961: the positive part).
         """
-        inside, after_seconds = np.array(self.inside, dtype=np.float64), np.array(self.after_seconds)
+        inside, after_seconds = self._columns()
         share, first = float(inside.mean()), inside[after_seconds < seconds]
         apart = float(first.mean()) - share if len(first) else 0.0
         if not apart:
             return share
-        per_request = total_error(inside - share, after_seconds) ** 2 / len(inside)
+        per_request = self.error**2 * len(inside)
         chance = per_request * (1 / len(first) - 1 / len(inside))
         return share + max(0.0, 1 - chance / apart**2) * apart
+
+    @property
+    def error(self) -> float:
+        """Standard error of the share of all."""
+        inside, after_seconds = self._columns()
+        return share_error(inside, after_seconds)
+
+    def _columns(self) -> tuple[Floats, Floats]:
+        return np.array(self.inside, dtype=np.float64), np.array(self.after_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,13 @@ class Foretold:
     """Those that were played of it."""
     off: float
     """Share of them by which plays of this layout were off; to be added."""
+    off_error: float = 0.0
+    """Standard error of it."""
+
+    @property
+    def error(self) -> float:
+        """Standard error of the share inside: draws have the same arrivals, whose luck does not average out."""
+        return sqrt(sum(each.error**2 for each in self.draws) / len(self.draws) + self.off_error**2)
 
     def inside(self, seconds: float) -> float:
         """Return the share inside the promise of what comes in the next `seconds`."""

@@ -11,6 +11,7 @@ from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.play import Stage, Stood
 from fulcrum.rehearsal.rehearse import Answer, Offset, Question
 from fulcrum.rehearsal.stretch import newest_stretch
+from fulcrum.rehearsal.trust import Forecast, Trust
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
 
@@ -29,6 +30,7 @@ class Memory:
     offsets: Mapping[Layout, Offset] = field(default_factory=dict)
     stood: tuple[tuple[Layout, float], ...] = ()
     """What stood in the last minutes, the oldest first, each with the time since when."""
+    trust: Trust = field(default_factory=Trust)
 
     def asks(self, seen: Seen, since: float, now: float, attainment: float, *, of: tuple[str, Layout]) -> bool:
         """Report whether there is something to look for, and more is known than at the last time.
@@ -52,6 +54,17 @@ class Memory:
         ago = zip((layout for layout, _ in older), (now - end for end in ends), strict=True)
         return tuple(Stood(*each) for each in ago if each[1] < TUNING.memory_seconds)
 
+    def distrusts(self, now: float) -> bool:
+        """Report whether nothing is done by plays. That they were wrong is forgotten with the requests of then."""
+        return self.trust.lost and now - self.asked_at < TUNING.memory_seconds
+
+    def known_trust(self, question: Question, key: str) -> Trust:
+        """Return the trust in plays, with what came of the last forecast; other workers are played anew."""
+        if key != self.key or question.now - self.asked_at >= TUNING.memory_seconds:
+            return Trust()
+        stage = question.stage
+        return self.trust.after(question.seen, question.now, question.since, stage.standing, stage.slo)
+
     def _other_load(self, since: float, now: float) -> bool:
         """Report whether the load began anew. That its oldest requests are forgotten is no new beginning."""
         began = max(self.since, now - TUNING.memory_seconds)
@@ -60,15 +73,17 @@ class Memory:
 
 def remembered(answer: Answer, wanted: Wanted, question: Question, memory: Memory) -> Memory:
     """Return what is remembered after a rehearsal; `memory` is what was before it."""
-    standing, since = wanted.standing, question.stands_since
+    standing, since, now = wanted.standing, question.stands_since, question.now
+    told = Forecast(foretold=answer.foretold, layout=answer.chosen, asked_at=now, until=now + answer.future_seconds)
     stood = (*[each for each in memory.stood if each[1] < since], (standing, since))
     return Memory(
         since=question.since,
-        asked_at=question.now,
+        asked_at=now,
         key=wanted.key,
         stayed=standing if answer.chosen == standing else None,
         offsets=answer.offsets,
         stood=stood[-1 - len(question.stage.stood) :],
+        trust=question.trust.expecting(told),
     )
 
 
@@ -92,7 +107,7 @@ def question_of(
     since = newest_stretch(seen, now, known_from or 0.0)
     if not memory.asks(seen, since, now, stage.slo.attainment, of=(wanted.key, wanted.standing)):
         return None
-    return Question(
+    question = Question(
         stage=replace(stage, stood=memory.before(stands_since, now)),
         seen=seen,
         since=since,
@@ -104,9 +119,10 @@ def question_of(
         known_from=known_from,
         seed=seed,
     )
+    return replace(question, trust=memory.known_trust(question, wanted.key))
 
 
-def rehearsed(wanted: Wanted, answer: Answer, time: datetime) -> Rehearsed:
+def rehearsed(wanted: Wanted, answer: Answer, question: Question, time: datetime) -> Rehearsed:
     """Return the answer to what was asked at `time`, as a plan reads it."""
     return Rehearsed(
         key=wanted.key,
@@ -118,4 +134,6 @@ def rehearsed(wanted: Wanted, answer: Answer, time: datetime) -> Rehearsed:
         gain=answer.gain,
         error=answer.error,
         off=answer.offsets[wanted.standing].share if wanted.standing in answer.offsets else 0.0,
+        checked=question.trust.last,
+        trusted=not question.trust.lost,
     )

@@ -20,6 +20,7 @@ from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.future import Future, future, span_of
 from fulcrum.rehearsal.lengths import AnswerLengths
 from fulcrum.rehearsal.play import Stage, play
+from fulcrum.rehearsal.trust import Trust
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.policy import known_speeds
 from fulcrum.simulation.seen import Seen
@@ -54,6 +55,8 @@ class Question:
     """Of layouts that stood before, under this load."""
     stands_since: float = 0.0
     """Since when what stands does."""
+    trust: Trust = field(default_factory=Trust)
+    """In plays; where it is lost, nothing wins."""
     known_from: float | None = None
     """Nothing is known of the time before; None: before second 0 nothing came."""
     seed: int = 0
@@ -126,7 +129,7 @@ def rehearse(question: Question) -> Answer | None:
         if found is not None and found.sum() > least:
             best, inside = layout, found
             compared.append(plays.expected(layout, found))
-    verdict = _confirm(plays, best, first, second, inside=inside, stands=stands)
+    verdict = _confirm(plays, best, first, second, inside=inside, stands=stands, trusted=not question.trust.lost)
     chosen = best if verdict.wins else stage.standing
     return Answer(
         chosen=chosen,
@@ -153,7 +156,9 @@ class _Verdict(NamedTuple):
     """Which scored requests of the second draw are inside under what wins, or stands; None: it was not played."""
 
 
-def _confirm(plays: _Plays, best: Layout, first: Future, second: Future, *, inside: Bools, stands: Bools) -> _Verdict:
+def _confirm(
+    plays: _Plays, best: Layout, first: Future, second: Future, *, inside: Bools, stands: Bools, trusted: bool
+) -> _Verdict:
     """Play `best` and what stands on the second draw as well.
 
     `inside` and `stands` are which of the scored requests of the first draw `best` and what stands serve in time.
@@ -171,7 +176,7 @@ def _confirm(plays: _Plays, best: Layout, first: Future, second: Future, *, insi
     gain += offset
     error = sqrt(chance**2 + total**2 * plays.off_variance(standing, best))
     agree = all(each + offset > 0 for each, _ in ahead)
-    wins = agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
+    wins = trusted and agree and gain > max(TUNING.sigmas * error, TUNING.least_gain * total)
     return _Verdict(wins=wins, gain=gain, error=error, again=again[0 if wins else 1])
 
 
@@ -225,7 +230,8 @@ class _Plays:
     def foretold(self, layout: Layout, *draws: tuple[Future, Bools | None]) -> Foretold:
         """Return what plays say of the requests to come, given which of the scored requests of each draw are inside."""
         courses = [_course(drawn, inside) for drawn, inside in draws if inside is not None]
-        return Foretold(draws=tuple(courses), off=self.offsets.get(layout, _NONE).share)
+        off = self.offsets.get(layout, _NONE)
+        return Foretold(draws=tuple(courses), off=off.share, off_error=off.error)
 
     def off(self, one: Layout, other: Layout) -> float:
         """Share of requests by which `one` does better, beside `other`, than its plays say."""

@@ -31,6 +31,10 @@ class Rehearsals:
         self.answers: list[tuple[float, Answer]] = []
         """All, with their times."""
 
+    def distrusts(self, now: float) -> bool:
+        """Report whether nothing is done by plays, at second `now`."""
+        return self._memory.distrusts(now)
+
     def ask(self, wanted: Wanted, view: View, gateways: Sequence[SimulatedGateway]) -> None:
         """Rehearse what a plan wants, unless it is not worth it yet."""
         since = wanted.stands_since
@@ -49,7 +53,7 @@ class Rehearsals:
             return
         self.answers.append((view.now, answer))
         self._memory = remembered(answer, wanted, question, self._memory)
-        self.answer = rehearsed(wanted, answer, START + timedelta(seconds=view.now))
+        self.answer = rehearsed(wanted, answer, question, START + timedelta(seconds=view.now))
 
     def _stage(self, wanted: Wanted, view: View, gateways: Sequence[SimulatedGateway]) -> Stage:
         admission = self._spec.admission

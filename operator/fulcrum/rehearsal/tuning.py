@@ -25,6 +25,10 @@ class Tuning:
     """A layout wins by more than so many standard errors of the difference,"""
     least_gain: float = 0.01
     """and by more than this share of the requests."""
+    wrong_forecasts: int = 3
+    """So many one after the other, and nothing is done by plays,"""
+    right_forecasts: int = 5
+    """until so many one after the other were right but for chance."""
     block_seconds: float = 10.0
     least_blocks: int = 8
     """Misses come in bursts: errors are taken over blocks of time."""

@@ -89,7 +89,7 @@ def _rehearsal(snapshot: Snapshot) -> RehearsalStatus | None:
     rehearsed = snapshot.measurements.rehearsed
     if rehearsed is None:
         return snapshot.status.rehearsal if snapshot.measurements.rehearses else None
-    stood, best = rehearsed.compared[0], rehearsed.compared[-1]
+    stood, best, checked = rehearsed.compared[0], rehearsed.compared[-1], rehearsed.checked
     return RehearsalStatus(
         time=timestamp(rehearsed.time),
         stood=ratio_text(stood.layout.counts()),
@@ -101,6 +101,8 @@ def _rehearsal(snapshot: Snapshot) -> RehearsalStatus | None:
         gain=round(rehearsed.gain, 1),
         error=round(rehearsed.error, 1) if isfinite(rehearsed.error) and len(rehearsed.compared) > 1 else None,
         off=round(rehearsed.off, 3) or None,
+        foretold_attainment=round(checked.foretold, 3) if checked is not None else None,
+        served_attainment=round(checked.served, 3) if checked is not None else None,
     )
 
 

@@ -48,6 +48,9 @@ class Rehearser(Protocol):
     def answer(self) -> Rehearsed | None:
         """The last one."""
 
+    def distrusts(self, now: float) -> bool:
+        """Report whether nothing is done by plays, at second `now`."""
+
     def ask(self, wanted: Wanted, view: View, gateways: Sequence[SimulatedGateway]) -> None:
         """Take a question, whose answer comes later."""
 
@@ -175,6 +178,7 @@ class Ours(Policy):
             pairs=tuple(PairsReport(rates=gateway.view.transfers.report()) for gateway in self._gateways),
             rehearses=self._rehearsals is not None,
             rehearsed=self._rehearsals.answer if self._rehearsals is not None else None,
+            plays_distrusted=self._rehearsals is not None and self._rehearsals.distrusts(view.now),
         )
 
     def _look_ahead(self, view: View, start_seconds: float) -> None:

@@ -1,0 +1,77 @@
+"""Whether plays can be trusted: what they foretold beside what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import numpy as np
+
+from fulcrum.decide.rehearsed import Checked
+from fulcrum.load.demand import LatencyTargets
+from fulcrum.performance.layout import Layout
+from fulcrum.rehearsal.difference import share_error
+from fulcrum.rehearsal.foretold import Foretold
+from fulcrum.rehearsal.tuning import TUNING
+from fulcrum.simulation.seen import Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a rehearsal said of the requests to come, until it is held against them."""
+
+    foretold: Foretold
+    layout: Layout
+    """Under which they come."""
+    asked_at: float
+    until: float
+    """How far was played."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """Of the plays of one cluster under one load."""
+
+    forecast: Forecast | None = None
+    """The oldest one that was not held against what came."""
+    right: int = 0
+    """Forecasts, one after the other and up to the last one, that were right but for chance."""
+    wrong: int = 0
+    """The same of those that were not."""
+    lost: bool = False
+    """So many were wrong that nothing is done by plays, until enough are right."""
+    last: Checked | None = None
+    """The last one."""
+
+    def after(self, seen: Seen, now: float, since: float, standing: Layout, slo: LatencyTargets) -> Trust:
+        """Return the trust after a look at what was foretold; `since`: the load is of one kind."""
+        told = self.forecast
+        if told is None:
+            return self
+        if told.layout != standing or since > told.asked_at:
+            return replace(self, forecast=None)  # what came is not what it was about
+        until = min(told.until, now - _request_seconds(seen, slo))
+        enough_seconds = min(TUNING.shortest_seconds, told.until - told.asked_at)
+        came = (seen.arrival_seconds >= told.asked_at) & (seen.arrival_seconds < until)
+        if until - told.asked_at < enough_seconds or came.sum() < TUNING.least_requests:
+            return self
+        inside = (~seen.missed[came]).astype(np.float64)
+        found = Checked(told.foretold.inside(until - told.asked_at), float(inside.mean()))
+        chance = sqrt(share_error(inside, seen.arrival_seconds[came]) ** 2 + told.foretold.error**2)
+        apart = abs(found.foretold - found.served)
+        return self._with(found, wrong=apart > max(TUNING.sigmas * chance, TUNING.least_gain))
+
+    def expecting(self, forecast: Forecast) -> Trust:
+        """Return the trust with a new forecast, unless an older one waits for what comes."""
+        return self if self.forecast is not None else replace(self, forecast=forecast)
+
+    def _with(self, found: Checked, *, wrong: bool) -> Trust:
+        in_row = Trust(wrong=self.wrong + 1) if wrong else Trust(right=self.right + 1)
+        lost = in_row.wrong >= TUNING.wrong_forecasts or (self.lost and in_row.right < TUNING.right_forecasts)
+        return replace(in_row, lost=lost, last=found)
+
+
+def _request_seconds(seen: Seen, slo: LatencyTargets) -> float:
+    """Return how long after its arrival it is known of nearly every request whether it was inside the promise."""
+    answers = seen.made_tokens[seen.ended]
+    return slo.ttft_seconds + (float(np.quantile(answers, 0.9)) * slo.tpot_seconds if len(answers) else 0.0)
