@@ -53,7 +53,7 @@ class AgentAdapters:
     async def _tell(self, tick: Tick, worker: ObservedWorker, wanted: tuple[AdapterSource, ...]) -> None:
         agent: AgentAddress | None = worker.agent
         assert agent is not None
-        if await self._agents.tell_adapters(agent, wanted, pod_name=worker.name, token=tick.token.text):
+        if await self._agents.tell_adapters(agent, wanted, pod_name=worker.name, token=tick.seen.token.text):
             tick.memory.told_adapters[worker.uid, worker.restarts] = wanted
 
 

@@ -60,7 +60,7 @@ class AgentRoles:
         """Tell an agent its role in the background; if it does not hear, a later tick repeats it."""
 
         async def tell(agent: AgentAddress) -> None:
-            token = tick.token.text
+            token = tick.seen.token.text
             if await self._agents.tell_role(agent, role, epoch, pod_name=worker.name, token=token):
                 tick.memory.acknowledged.add((worker.uid, worker.restarts, epoch))
 
@@ -71,7 +71,7 @@ class AgentRoles:
         """Have an agent put its engine to sleep, or wake it up, in the background; a later tick repeats it."""
         if worker.agent is not None:
             request = SleepRequest(level=action.level, role_epoch=action.epoch)
-            telling = self._agents.tell_sleep(worker.agent, request, pod_name=worker.name, token=tick.token.text)
+            telling = self._agents.tell_sleep(worker.agent, request, pod_name=worker.name, token=tick.seen.token.text)
             self._begin(telling, worker)
 
     def _begin(self, telling: Coroutine[Any, Any, object], worker: ObservedWorker) -> None:

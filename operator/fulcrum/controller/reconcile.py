@@ -148,18 +148,7 @@ class Reconciler:
         if decided.wanted is not None and not seen.snapshot.paused:
             asked = asked_of(seen.watched, seen.snapshot, decided.wanted, uid=owner.uid, token=seen.token.text)
             self._rehearsals.ask(key, asked)
-        tick = Tick(
-            owner=owner,
-            observed=observed,
-            cluster=cluster,
-            snapshot=seen.snapshot,
-            plan=decided,
-            memory=memory,
-            token=seen.token,
-            gang=seen.gang,
-            now=seen.now,
-            settled=seen.settled,
-        )
+        tick = Tick(owner=owner, observed=observed, cluster=cluster, seen=seen, plan=decided, memory=memory)
         after_seconds = await self._apply(tick)
         preload = seen.snapshot.preload
         if preload is not None and preload.state == PreloadState.RUNNING:
@@ -203,7 +192,7 @@ class Reconciler:
                 tell(action)
             elif isinstance(action, TellSleep):
                 self._roles.tell_sleep_later(tick, workers[action.uid], action)
-        has_token = tick.token.text is not None
+        has_token = tick.seen.token.text is not None
         # A worker would wait for the Secret, or be open to every caller.
         actions = [action for action in tick.plan.actions if has_token or not isinstance(action, CreateWorker)]
         again_seconds = None
@@ -214,14 +203,14 @@ class Reconciler:
         tick.memory.taken_names |= outcome.taken_names
         tick.memory.serves = any(worker.serving for worker in tick.snapshot.workers)
         failures = [Failure(message=message) for message in outcome.failures]
-        if tick.token.failure is not None:
-            failures.append(tick.token.failure)
+        if tick.seen.token.failure is not None:
+            failures.append(tick.seen.token.failure)
         failures += await self._children.sync(tick)
         if outcome.done:
             self._metrics.decision(tick.cluster.spec.balance.mode.value, outcome.done[0].action.reason.value)
         stated = [*tick.plan.events, *news_of_failures(failures, tick.memory)]
         stated += adapter_events(tick.snapshot.measurements.adapters, tick.cluster.status.adapters)
-        await self._reporter.post_events(tick.owner, outcome.done, stated, tick.now)
+        await self._reporter.post_events(tick.owner, outcome.done, stated, tick.seen.now)
         status = final_status(tick, outcome, failures)
         rest_seconds = PUBLISH_SECONDS
         if tick.plan.calm:
@@ -237,7 +226,7 @@ class Reconciler:
         return after_seconds if again_seconds is None else min(after_seconds, again_seconds)
 
     def _applier(self, tick: Tick) -> Applier:
-        asked_for = asked_of_workers(tick.token, self._installation) or None
+        asked_for = asked_of_workers(tick.seen.token, self._installation) or None
         return Applier(
             self._kube,
             self._metrics,
@@ -250,7 +239,7 @@ class Reconciler:
             kv_dtype=tick.snapshot.kv_dtype.dtype if tick.snapshot.kv_dtype is not None else None,
             model=tick.snapshot.model,
             avoided_nodes=sorted({gpu.node for gpu in tick.plan.status.failed_gpus or ()}),
-            gang=tick.gang,
+            gang=tick.seen.gang,
             token_fingerprint=asked_for if gateways_send_token(tick.observed) else None,
         )
 

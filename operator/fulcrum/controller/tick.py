@@ -89,15 +89,14 @@ class Tick:
     owner: Owner
     observed: Observed
     cluster: InferenceCluster
-    snapshot: Snapshot
+    seen: Seen
     plan: BalancePlan
     memory: Memory
-    token: Token
-    gang: Gang
-    """What places all Pods of a new worker on several nodes at once."""
-    now: datetime
-    settled: bool
-    """Whether unknown figures are more than not yet known."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the plan was made of."""
+        return self.seen.snapshot
 
 
 def summary_of(failures: Iterable[Failure]) -> str:
@@ -114,10 +113,10 @@ def final_status(tick: Tick, outcome: Outcome, failures: list[Failure]) -> Infer
         message = summary_of(failures)
         reason = next((f.reason for f in failures if f.reason is Reason.NAME_TAKEN), Reason.RECONCILE_FAILED)
         generation = tick.snapshot.generation
-        status = stopped_status(reason, message, status=status, last=last, generation=generation, now=tick.now)
+        status = stopped_status(reason, message, status=status, last=last, generation=generation, now=tick.seen.now)
     status = (
         with_measurements(status, tick.snapshot.measurements, last)
-        if tick.settled
+        if tick.seen.settled
         else keeping_measurements(status, last)
     )
     status = msgspec.structs.replace(status, adapters=tick.snapshot.measurements.adapters or None)

@@ -32,7 +32,7 @@ class TickChildren:
 
     async def sync(self, tick: Tick) -> list[Failure]:
         """Bring children up to date, if the token is known and the cluster is not paused, then InferenceScales."""
-        failures = [] if tick.token.text is None or tick.snapshot.paused else await self._sync_children(tick)
+        failures = [] if tick.seen.token.text is None or tick.snapshot.paused else await self._sync_children(tick)
         return failures + await self._sync_scales(tick)
 
     async def _sync_children(self, tick: Tick) -> list[Failure]:
@@ -43,7 +43,7 @@ class TickChildren:
             owner,
             cluster.spec,
             self._installation,
-            token_fingerprint=tick.token.fingerprint or "",
+            token_fingerprint=tick.seen.token.fingerprint or "",
             least_available=tick.plan.least_available,
             gateway_address=tick.snapshot.gateway.cluster_ip,
             live_batch=live_batch if live_batch is not None and is_owned(live_batch["metadata"], owner.uid) else None,
@@ -79,7 +79,7 @@ class TickChildren:
         if tick.snapshot.paused or unknown:
             return []
         missing = self._caches.is_missing(INFERENCE_SCALE, tick.owner.namespace)
-        sync = ScaleSync(self._kube, tick.owner, workers=tick.snapshot.workers, now=tick.now)
+        sync = ScaleSync(self._kube, tick.owner, workers=tick.snapshot.workers, now=tick.seen.now)
         try:
             await sync.sync(tick.plan.scales, None if missing else tick.observed.scales)
         except ApiFailure as error:

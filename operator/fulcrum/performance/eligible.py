@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf, log, log1p, sqrt
+from math import exp, inf, log, log1p, sqrt
 from statistics import NormalDist
 from typing import Final
 
@@ -46,6 +46,12 @@ def _classes(demand: Demand) -> list[tuple[str | None, float, float, float]]:
 def log_spread(cv2: float) -> float:
     """Return the standard deviation of the logarithm of lengths with squared coefficient of variation `cv2`."""
     return sqrt(log1p(max(cv2, 0.0)))
+
+
+def length_at(share: float, mean: float, cv2: float) -> float:
+    """Return the length that such a share of the requests does not exceed, above 0 and below 1."""
+    spread = log_spread(cv2)
+    return mean * exp(_NORMAL.inv_cdf(share) * spread - spread**2 / 2)
 
 
 def _bounds(rule: PoolAdmits) -> tuple[float, float]:

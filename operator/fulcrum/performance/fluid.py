@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from math import exp, inf
-from statistics import NormalDist
+from math import inf
 
 from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets, Load
-from fulcrum.performance.eligible import eligible, log_spread
+from fulcrum.performance.eligible import eligible, length_at
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.rates import UnitRates, unit_rates
 from fulcrum.performance.staffing import staffed
@@ -162,9 +161,8 @@ def reachable(speeds: Mapping[str, WorkerSpeed], slo: LatencyTargets, load: Load
     layout is still the one that is least late. Kept means: by so many prompts that both parts together hold for the
     promised share.
     """
-    spread = log_spread(load.prefill.isl_cv2)
-    longest = exp(NormalDist().inv_cdf(min(slo.attainment**0.5, 1 - 1e-6)) * spread - spread**2 / 2)
-    long = replace(load, prefill=replace(load.prefill, isl_tokens=longest * load.prefill.isl_tokens))
+    longest = length_at(min(slo.attainment**0.5, 1 - 1e-6), load.prefill.isl_tokens, load.prefill.isl_cv2)
+    long = replace(load, prefill=replace(load.prefill, isl_tokens=longest))
     step = min((_step_seconds(speed, load) for speed in speeds.values()), default=0.0)
     first = min((_first_seconds(speed, long) for speed in speeds.values()), default=0.0)
     return replace(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import exp
 from statistics import NormalDist
 from typing import Final
 
@@ -18,7 +17,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets, Load
-from fulcrum.performance.eligible import eligible, log_spread
+from fulcrum.performance.eligible import eligible, length_at
 from fulcrum.performance.rates import pull_seconds, unit_rates
 from fulcrum.placement.performance import Stations
 from fulcrum.placement.queue import NOTHING, Queue, highest_rate, linked, together
@@ -68,8 +67,7 @@ class FluidEstimates:
 
     def floor(self, speeds: Sequence[WorkerSpeed]) -> tuple[float, float]:
         """Return the shortest TTFT and TPOT (seconds) that the promised share can have alone on any of `speeds`."""
-        spread = log_spread(self.demand.isl_cv2)
-        longest = self.demand.isl_tokens * exp(_NORMAL.inv_cdf(self.target) * spread - spread**2 / 2)
+        longest = length_at(self.target, self.demand.isl_tokens, self.demand.isl_cv2)
         context = self.demand.isl_tokens + self.demand.osl_tokens / 2
         return (
             min(self._first_seconds(speed, longest) for speed in speeds),
@@ -228,11 +226,10 @@ class FluidEstimates:
 
     def _lengths(self, share: float) -> list[float]:
         """Return lengths (tokens) of the shortest prompts, of which they are such a share, each equally likely."""
-        spread = log_spread(self.demand.isl_cv2)
-        if spread == 0.0:
-            return [self.demand.isl_tokens]
-        middles = (share * (point + 0.5) / _POINTS for point in range(_POINTS))
-        return [self.demand.isl_tokens * exp(_NORMAL.inv_cdf(each) * spread - spread**2 / 2) for each in middles]
+        mean, cv2 = self.demand.isl_tokens, self.demand.isl_cv2
+        if cv2 == 0.0:
+            return [mean]
+        return [length_at(share * (point + 0.5) / _POINTS, mean, cv2) for point in range(_POINTS)]
 
     def _of_answers(self, speed: WorkerSpeed) -> Queue:
         if speed.decode_step_seconds(1.0, self._context) > self.slo.tpot_seconds:

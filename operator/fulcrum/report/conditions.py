@@ -145,9 +145,10 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
     if snapshot.measurements.plays_distrusted:
         said = said or Reason.REHEARSAL_OFF
         notes.append(
-            "What rehearsals foretold did not come, several times in a row: roles stay and no worker is given back until "
-            "it does. status.rehearsal has both shares. Most often engines are slower than what is known of them, or "
-            "something else uses their GPUs, cores or links: see status.slowWorkers and what else runs on their nodes."
+            "What rehearsals foretold did not come, several times in a row: roles stay and no worker is given back "
+            "until it does. status.rehearsal has both shares. Most often engines are slower than what is known of "
+            "them, or something else uses their GPUs, cores or links: see status.slowWorkers, and what else runs on "
+            "their nodes."
         )
     tiers = [worker.load.offload for worker in workers if worker.load is not None and worker.load.offload is not None]
     reasons = {tier.reason for tier in tiers if tier.reason is not None}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from fulcrum.api.names import Role
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.load.demand import Demand, LatencyTargets
-from fulcrum.performance.eligible import log_spread
+from fulcrum.performance.eligible import length_at
 from fulcrum.placement.estimates import FluidEstimates
 
 if TYPE_CHECKING:
@@ -136,10 +135,9 @@ def _lengths(mean: float, cv2: float, count: int, random: np.random.Generator) -
 
     blocks = -(-count // _BLOCK)
     places = np.concatenate([random.permutation(_BLOCK) for _ in range(blocks)]) + random.random(blocks * _BLOCK)
-    spread, normal = log_spread(cv2), NormalDist()
-    normals = np.array([normal.inv_cdf(place) for place in (places / _BLOCK).clip(1e-9, 1 - 1e-9).tolist()])
-    tokens = np.round(mean * np.exp(normals * spread - spread**2 / 2))
-    return np.maximum(tokens, 1.0).astype(np.int32)[:count]
+    shares = (places / _BLOCK).clip(1e-9, 1 - 1e-9).tolist()
+    tokens = np.array([length_at(share, mean, cv2) for share in shares])
+    return np.maximum(np.round(tokens), 1.0).astype(np.int32)[:count]
 
 
 def _cluster_of(workers: Workers) -> tuple[ClusterModel, list[tuple[str, Role]]]:
