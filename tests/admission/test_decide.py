@@ -387,6 +387,41 @@ def test_what_has_begun_of_lower_classes_is_not_counted_against_the_share(ahead:
         assert outcome.reason is Reason.CLASS_SHARE
 
 
+FEW_PLACES = replace(SPEED, coefficients=msgspec.structs.replace(SPEED.coefficients, decode_b=0.0132))
+"""Three answers at once keep the pace."""
+
+
+def served_at_once(admission: Admission, view: ClusterView, qos: int) -> int:
+    """Let in as many requests of a class as decode at once, their prompts done; none ends."""
+    incoming = admission.incoming(prompt_tokens=10, max_tokens=100, qos=qos)
+    for count in range(100):
+        outcome = admission.decide(incoming, view, 0.0)
+        if isinstance(outcome, Reject):
+            return count
+        view.prefill_done(view.start(incoming, outcome.route, 0.0), 0.0)
+    raise AssertionError("more than all places")
+
+
+@pytest.mark.parametrize("decodes", [1, 2, 4])
+def test_a_place_for_a_class_is_kept_on_some_worker_and_not_on_each(decodes: int) -> None:
+    admission, view = make(classes=CLASSES, decodes=decodes, speed=FEW_PLACES)
+    high = admission.incoming(prompt_tokens=10, max_tokens=1, qos=0)
+    admitted = admission.decide(high, view, 0.0)
+    assert isinstance(admitted, Admit)
+    assert served_at_once(admission, view, qos=1) == 3 * decodes - 1
+    assert served_at_once(admission, view, qos=0) == 1
+    assert served_at_once(admission, view, qos=1) == 0
+
+
+def test_what_a_class_asks_of_every_worker_is_kept_on_every_one() -> None:
+    admission, view = make(classes=CLASSES, decodes=4, speed=FEW_PLACES)
+    high = admission.incoming(prompt_tokens=10, max_tokens=2000, qos=0)
+    for _ in range(4):
+        admission.decide(high, view, 0.0)
+    assert served_at_once(admission, view, qos=1) <= 4 * 2
+    assert served_at_once(admission, view, qos=0) >= 4
+
+
 def test_promises() -> None:
     admission, view = make()
     assert (view.ttft_seconds, view.tpot_seconds) == (TTFT_SECONDS, TPOT_SECONDS)

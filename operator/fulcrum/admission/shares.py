@@ -13,7 +13,8 @@ to make way.
 
 from __future__ import annotations
 
-from math import exp, inf, sqrt
+from collections.abc import Iterable
+from math import ceil, exp, inf, sqrt
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.learnt import Learnt
@@ -89,23 +90,41 @@ class ClassShares:
         workers = max(len(view.workers.decoding), 1)
         capacity = workers / gateways
         due = view.decode_use[qos] < reserve * capacity
-        decode_room = 1.0
+        decode = _Kept(workers)
         for other, demand, theirs, above in rivals:
             most = 1.0 if above > 0 and not due else theirs
             used = view.decode_use[other] / capacity
-            decode_room -= _kept(demand.decode * rate / workers, used, demand.shares / demand.requests, workers, most)
+            size = demand.shares / demand.requests
+            decode.keep(demand.decode * rate / workers, used, size, most)
+        decode_room = 1.0 - decode.kept
+        if decode.least_workers < workers:
+            loads = (
+                worker.answers.load
+                for worker in view.workers.by_index.values()
+                if worker is not found.decode and worker.name in view.workers.decoding
+            )
+            decode_room = decode.room(loads)
 
         prefill_room = 1.0
         if found.wait_seconds > 0:  # where nothing is queued, there is room
             workers = max(len(view.workers.prefilling), 1)
             due = view.prefill_use[qos] < reserve * workers / gateways * view.ttft_seconds
             capacity = workers / gateways * view.ttft_seconds
+            prefill = _Kept(workers)
             for other, demand, theirs, above in rivals:
                 most = 1.0 if above > 0 and not due else theirs
                 # What will be overtaken is not in the wait.
                 used = 0.0 if above < 0 else view.prefill_use[other] / capacity
                 size = demand.prefill / demand.requests / view.ttft_seconds
-                prefill_room -= _kept(demand.prefill * rate / workers, used, size, workers, most)
+                prefill.keep(demand.prefill * rate / workers, used, size, most)
+            prefill_room = 1.0 - prefill.kept
+            if prefill.least_workers < workers:
+                waits = (
+                    worker.prompts.backlog_seconds(now_seconds) / view.ttft_seconds
+                    for worker in view.workers.by_index.values()
+                    if worker is not found.prefill and worker.name in view.workers.prefilling
+                )
+                prefill_room = prefill.room(waits)
         return max(prefill_room, 0.0), max(decode_room, 0.0)
 
     def overtaken(self, incoming: Incoming, found: Route, view: ClusterView, learnt: Learnt) -> Overtaken | None:
@@ -162,14 +181,43 @@ class ClassShares:
             demand.decode *= left
 
 
-def _kept(asked: float, used: float, size: float, workers: float, most: float) -> float:
-    """Part of a resource that a class asks for and does not have, at most `most` with what it has.
+class _Kept:
+    """What is kept free of one resource on so many workers, in parts of one of them."""
 
-    What is asked for varies: a standard deviation (of the number of requests in service, a Poisson variable) is kept on
-    top, and never less than one request of the usual `size`.
-    """
-    if used >= most:
-        return 0.0
-    asked = max(asked, used)
-    asked += sqrt(asked * size / workers)
-    return max(size, min(most, asked) - used)
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._asked = 0.0
+        self.kept = 0.0
+        """On a worker: never less than one usual request of each class, or none would fit."""
+
+    def keep(self, asked: float, used: float, size: float, most: float) -> None:
+        """Keep what a class asks for and does not have, at most `most` with what it has.
+
+        What is asked for varies: a standard deviation (of the number of requests in service, a Poisson variable, of the
+        usual `size`) is kept on top.
+        """
+        if used >= most:
+            return
+        asked = max(asked, used)
+        asked += sqrt(asked * size / self._workers)
+        more = min(most, asked) - used
+        self.kept += max(size, more)
+        self._asked += max(size / self._workers, more)
+
+    @property
+    def least_workers(self) -> int:
+        """Workers that have to keep it, for what is asked for of all."""
+        return ceil(self._workers * self._asked / self.kept - 1e-9) if self.kept > 0 else 0
+
+    def room(self, others: Iterable[float]) -> float:
+        """Return the part of a worker that may be filled, beside `others` of which these parts are.
+
+        Where a worker takes few requests at once, a place for each class on every worker would be far more than they
+        ask for: it may be filled if enough others keep theirs.
+        """
+        free, least = 0, self.least_workers
+        for load in others:
+            free += load <= 1.0 - self.kept
+            if free >= least:
+                return 1.0
+        return 1.0 - self.kept
