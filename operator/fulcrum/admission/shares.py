@@ -118,13 +118,6 @@ class ClassShares:
                 size = demand.prefill / demand.requests / view.ttft_seconds
                 prefill.keep(demand.prefill * rate / workers, used, size, most)
             prefill_room = 1.0 - prefill.kept
-            if prefill.least_workers < workers:
-                waits = (
-                    worker.prompts.backlog_seconds(now_seconds) / view.ttft_seconds
-                    for worker in view.workers.by_index.values()
-                    if worker is not found.prefill and worker.name in view.workers.prefilling
-                )
-                prefill_room = prefill.room(waits)
         return max(prefill_room, 0.0), max(decode_room, 0.0)
 
     def overtaken(self, incoming: Incoming, found: Route, view: ClusterView, learnt: Learnt) -> Overtaken | None:
