@@ -48,9 +48,7 @@ class FluidEstimates:
         if role is Role.MIXED:
             return self._mixed(stations)
         # With plenty of decode workers steps are short.
-        return self._highest(
-            [self._prefill(stations, 0.0, {}) if role is Role.PREFILL else self._decode(stations, {})]
-        )
+        return self._highest([self._prefill(stations, 0.0, {}) if role is Role.PREFILL else self._decode(stations, {})])
 
     def split(self, prefill: Stations, decode: Stations) -> float:
         """Return the rate inside both promises."""
