@@ -15,8 +15,9 @@ from fulcrum.api.names import Role
 from fulcrum.api.types import PoolAdmits
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.load.demand import Demand, LatencyTargets, Load
-from fulcrum.performance.fluid import FluidModel, reachable
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import Layout
+from fulcrum.performance.reach import reachable
 
 SLO = LatencyTargets(ttft_seconds=0.5, tpot_seconds=0.025, attainment=0.95)
 
@@ -174,7 +175,7 @@ def test_every_load_and_promise_comes_to_a_number(
 ) -> None:
     coming = Load.of(demand)
     speeds = {"a": speed(kv_capacity_tokens=memory), "b": speed(prefill=0.01, decode=0.01)}
-    model = FluidModel(speeds, reachable(speeds, promise, coming), admits=admits)
+    model = FluidModel(speeds, reachable(speeds, promise, coming), promise=promise, admits=admits)
     assert promise.ttft_seconds <= model.slo.ttft_seconds < inf
     assert promise.tpot_seconds <= model.slo.tpot_seconds < inf
     for rate in model.needed(coming).values():

@@ -19,7 +19,8 @@ from fulcrum.forecast.result import Forecast
 from fulcrum.load.demand import Demand, LatencyTargets, Load, promised
 from fulcrum.load.lengths import standard_error
 from fulcrum.load.traffic import Traffic
-from fulcrum.performance.fluid import FluidModel, reachable
+from fulcrum.performance.fluid import FluidModel
+from fulcrum.performance.reach import reachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,8 @@ def gather(
         return load
     admits = {pool.name: pool.admits for pool in spec.pools if pool.admits is not None}
     transfers = learnt_transfers(measurements.pairs)
-    model = FluidModel(speeds, reachable(speeds, promise, load.lower), admits=admits, transfers=transfers)
+    slo = reachable(speeds, promise, load.lower)
+    model = FluidModel(speeds, slo, promise=promise, admits=admits, transfers=transfers)
     return Inputs(
         spec=spec,
         workers=workers,

@@ -14,8 +14,9 @@ from fulcrum.decide.pools import bounds_of, only_role
 from fulcrum.decide.snapshot import ObservedWorker, live
 from fulcrum.decide.target import make_target
 from fulcrum.load.demand import Demand, Load, promised
-from fulcrum.performance.fluid import FluidModel, reachable
+from fulcrum.performance.fluid import FluidModel
 from fulcrum.performance.layout import ROLES, Layout
+from fulcrum.performance.reach import reachable
 
 LayoutSaid = Mapping[str, Mapping[Role, int]] | None
 """`status.layout`: workers by pool and role. None before the first decision, and where the CRD has no such field."""

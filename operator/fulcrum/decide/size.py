@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from fulcrum.api.durations import seconds
 from fulcrum.api.names import Role
 from fulcrum.api.reasons import Reason
+from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec, InferenceClusterStatus
 from fulcrum.decide.assign import layout_of
 from fulcrum.decide.best_split import best_split
@@ -102,6 +103,17 @@ def _with_floor(spec: InferenceClusterSpec, workers: dict[str, int]) -> dict[str
 
 def size(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
     """Return the workers to have; `applied`: workers of each pool that the last decision wanted."""
+    return Sizing(workers=dict(applied)) if _help_none(inputs) else _sized(inputs, applied)
+
+
+def _help_none(inputs: Inputs) -> bool:
+    """Tell whether each request is late even alone: no worker brings one in time, and admission turns them away."""
+    surely = inputs.load.lower
+    turned_away = inputs.spec.admission.policy is AdmissionPolicy.PREDICTIVE
+    return turned_away and surely.rate > 0 and inputs.model.within_reach(surely).rate <= 0
+
+
+def _sized(inputs: Inputs, applied: Mapping[str, int]) -> Sizing:
     load, model, workers = inputs.load, inputs.model, inputs.workers
     known = frozenset(pool.name for pool in inputs.spec.pools if model.knows(pool.name))
     broken_since = inputs.now - timedelta(seconds=inputs.measurements.start_seconds or TUNING.start_seconds)

@@ -15,9 +15,10 @@ from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.capacity.kv import TransferCost
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.load.demand import Demand, LatencyTargets, Load
-from fulcrum.performance.eligible import eligible, length_at
+from fulcrum.performance.eligible import eligible
 from fulcrum.performance.layout import Layout
 from fulcrum.performance.rates import UnitRates, unit_rates
+from fulcrum.performance.reach import first_seconds, step_seconds, within_reach
 from fulcrum.performance.staffing import staffed
 
 
@@ -29,15 +30,19 @@ class FluidModel:
         speeds: Mapping[str, WorkerSpeed],
         slo: LatencyTargets,
         *,
+        promise: LatencyTargets | None = None,
         admits: Mapping[str, PoolAdmits] | None = None,
         transfers: Mapping[tuple[str, str], TransferCost] | None = None,
     ) -> None:
-        """`admits` of the pools that do not take every request; `transfers` by prefill and decode pool, where learnt.
+        """`promise` where `slo` is a wider one (`reach.reachable`): what is served inside it waits no longer than that.
+
+        `admits` of the pools that do not take every request; `transfers` by prefill and decode pool, where learnt.
 
         Elsewhere the speeds say what transfers cost.
         """
         self.admits: Mapping[str, PoolAdmits] = admits or {}
         self.slo = slo
+        self._promise = promise or slo
         self._transfers = transfers or {}
         self._speeds = speeds
         self._at_best = {pool: self._fastest(pool) for pool in speeds} if transfers else speeds
@@ -48,6 +53,10 @@ class FluidModel:
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
         return pool in self._speeds
+
+    def within_reach(self, load: Load) -> Load:
+        """Return the requests that an idle worker serves inside the promise; where `slo` is not a wider one, all."""
+        return load if self.slo == self._promise else within_reach(self._speeds, self._promise, load)
 
     def transfer(self, prefill: str, decode: str) -> TransferCost:
         """Return what moving KV from a prefill to a decode pool costs."""
@@ -105,14 +114,19 @@ class FluidModel:
         rates, speed = self.unit_rates(pool, load), self._speeds[pool]
         places = rates.prompts if role is Role.PREFILL else rates.answers
         each = rates.of_role(role) / places
-        spare_seconds = self.slo.ttft_seconds - _first_seconds(speed, load) - _step_seconds(speed, load)
         staff = staffed(
             demand.rate / each,
-            patience=max(spare_seconds, 0.0) * each,
+            patience=self._spare_seconds(speed, load) * each,
             misses=misses,
             variability=max((demand.dispersion + 1) / 2, 1.0),
         )
         return staff * each
+
+    def _spare_seconds(self, speed: WorkerSpeed, load: Load) -> float:
+        """Return how long requests may wait. Those that are late on any worker do not say how long the others may."""
+        short = self.within_reach(load)
+        promised, served = (self._promise, short) if short.prefill.rate > 0 else (self.slo, load)
+        return max(promised.ttft_seconds - first_seconds(speed, served) - step_seconds(speed, served), 0.0)
 
     def advantage(self, pool: str, role: Role, load: Load) -> float:
         """Return what a worker of the pool carries in a role over what it carries in the other one (Ricardo)."""
@@ -135,9 +149,9 @@ class FluidModel:
         longer = taken.prefill.isl_tokens / load.prefill.isl_tokens
         rates = replace(rates, prefill=rates.prefill * longer, share=share, prompt_share=min(share * longer, 1.0))
         # Where other pools keep the promise, one that is too slow for it even when idle carries nothing.
-        if self._too_slow(_first_seconds, pool, taken, self.slo.ttft_seconds):
+        if self._too_slow(first_seconds, pool, taken, self.slo.ttft_seconds):
             rates = replace(rates, prefill=0.0, mixed=0.0)
-        if self._too_slow(_step_seconds, pool, taken, self.slo.tpot_seconds):
+        if self._too_slow(step_seconds, pool, taken, self.slo.tpot_seconds):
             rates = replace(rates, decode=0.0, mixed=0.0)
         return rates
 
@@ -150,39 +164,3 @@ class FluidModel:
     def _fastest(self, pool: str) -> WorkerSpeed:
         costs = [self.transfer(*pair) for other in self._speeds for pair in ((pool, other), (other, pool))]
         return self._speeds[pool].with_transfer(min(costs, key=lambda cost: cost.seconds_per_token))
-
-
-def reachable(speeds: Mapping[str, WorkerSpeed], slo: LatencyTargets, load: Load) -> LatencyTargets:
-    """Return the promise, each part widened until an idle worker of the fastest pool keeps it.
-
-    That of the pace is doubled: an answer that is just in time alone would allow no other one beside it.
-
-    Beyond what the hardware can do every layout would look equally bad; with a promise that can be kept, the best
-    layout is still the one that is least late. Kept means: by so many prompts that both parts together hold for the
-    promised share.
-    """
-    longest = length_at(min(slo.attainment**0.5, 1 - 1e-6), load.prefill.isl_tokens, load.prefill.isl_cv2)
-    long = replace(load, prefill=replace(load.prefill, isl_tokens=longest))
-    step = min((_step_seconds(speed, load) for speed in speeds.values()), default=0.0)
-    first = min((_first_seconds(speed, long) for speed in speeds.values()), default=0.0)
-    return replace(
-        slo,
-        ttft_seconds=max(slo.ttft_seconds, first + step),
-        tpot_seconds=_doubled(slo.tpot_seconds, step),
-    )
-
-
-def _first_seconds(speed: WorkerSpeed, load: Load) -> float:
-    """Return how long an idle worker takes for a mean prompt."""
-    prompt = load.prefill
-    fresh, squared = prompt.isl_tokens * (1 - prompt.prefix_hit), prompt.isl_tokens**2 * (1 - prompt.prefix_hit**2)
-    return speed.prefill_seconds(fresh, squared)
-
-
-def _step_seconds(speed: WorkerSpeed, load: Load) -> float:
-    """Return how long a step of an idle worker takes with one mean request."""
-    return speed.decode_step_seconds(1.0, load.decode.isl_tokens)
-
-
-def _doubled(seconds: float, least: float) -> float:
-    return seconds if seconds >= least else _doubled(2.0 * seconds, least)
