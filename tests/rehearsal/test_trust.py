@@ -93,6 +93,15 @@ def test_requests_that_came_before_it_do_not_count() -> None:
     assert later.after(seen, 300.0, 0.0, STANDS, SLO).last == Checked(pytest.approx(0.95), pytest.approx(0.95))
 
 
+@pytest.mark.parametrize(("pace", "served"), [(1.5, 0.0), (0.7, 1.0)])
+def test_answers_under_way_count_by_their_pace_so_far(pace: float, served: float) -> None:
+    """Slow answers end last: what is not late yet only because it has not ended is late. `pace`: part of the promise."""
+    times, now = np.arange(0.0, SECONDS, 0.5), 2 * SECONDS
+    made = (now - times) / (pace * SLO.tpot_seconds)
+    told = Trust(forecast=forecast(served))
+    assert told.after(make_seen(times, made=made, ended=False), now, 0.0, STANDS, SLO).last == Checked(served, served)
+
+
 def test_another_layout_or_load_is_not_what_it_was_about() -> None:
     told = Trust(forecast=forecast(0.95), wrong=2)
     dropped = Trust(wrong=2)

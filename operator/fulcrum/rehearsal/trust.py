@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fulcrum.decide.rehearsed import Checked
 from fulcrum.load.demand import LatencyTargets
@@ -55,7 +56,7 @@ class Trust:
         came = (seen.arrival_seconds >= told.asked_at) & (seen.arrival_seconds < until)
         if until - told.asked_at < enough_seconds or came.sum() < TUNING.least_requests:
             return self
-        inside = (~seen.missed[came]).astype(np.float64)
+        inside = (~(seen.missed | _behind(seen, now, slo))[came]).astype(np.float64)
         found = Checked(told.foretold.inside(until - told.asked_at), float(inside.mean()))
         chance = sqrt(share_error(inside, seen.arrival_seconds[came]) ** 2 + told.foretold.error**2)
         apart = abs(found.foretold - found.served)
@@ -75,3 +76,12 @@ def _request_seconds(seen: Seen, slo: LatencyTargets) -> float:
     """Return how long after its arrival it is known of nearly every request whether it was inside the promise."""
     answers = seen.made_tokens[seen.ended]
     return slo.ttft_seconds + (float(np.quantile(answers, 0.9)) * slo.tpot_seconds if len(answers) else 0.0)
+
+
+def _behind(seen: Seen, now: float, slo: LatencyTargets) -> NDArray[np.bool_]:
+    """Return which answers under way have fewer tokens than the pace that is promised would have made of them by now.
+
+    Their pace is not known before they end, and slow ones end last.
+    """
+    streamed_seconds = now - seen.arrival_seconds - slo.ttft_seconds
+    return ~seen.ended & ~seen.refused & (streamed_seconds > seen.made_tokens * slo.tpot_seconds)
