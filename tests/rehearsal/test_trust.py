@@ -95,7 +95,7 @@ def test_requests_that_came_before_it_do_not_count() -> None:
 
 @pytest.mark.parametrize(("pace", "served"), [(1.5, 0.0), (0.7, 1.0)])
 def test_answers_under_way_count_by_their_pace_so_far(pace: float, served: float) -> None:
-    """Slow answers end last: what is not late yet only because it has not ended is late. `pace`: part of the promise."""
+    """Slow answers end last: what has not ended is late as far as it is behind. `pace`: in parts of the promise."""
     times, now = np.arange(0.0, SECONDS, 0.5), 2 * SECONDS
     made = (now - times) / (pace * SLO.tpot_seconds)
     told = Trust(forecast=forecast(served))
