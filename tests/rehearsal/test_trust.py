@@ -110,7 +110,11 @@ def test_another_layout_or_load_is_not_what_it_was_about() -> None:
 
 
 def test_it_is_forgotten_with_the_requests_of_then() -> None:
-    memory = Memory(asked_at=1000.0, trust=Trust(wrong=3, lost=True))
-    assert memory.distrusts(1000.0 + TUNING.memory_seconds - 1.0)
-    assert not memory.distrusts(1000.0 + TUNING.memory_seconds)
-    assert not replace(memory, trust=Trust(wrong=2)).distrusts(1000.0)
+    """However often was asked since then, as where the load changes before a forecast can be held against it."""
+    lost = Trust(wrong=3, lost=True, checked_at=1000.0)
+    for asked_at in (1000.0, 1000.0 + TUNING.memory_seconds):
+        memory = Memory(asked_at=asked_at, trust=lost)
+        assert memory.distrusts(1000.0 + TUNING.memory_seconds - 1.0)
+        assert not memory.distrusts(1000.0 + TUNING.memory_seconds)
+    assert not Memory(asked_at=1000.0, trust=replace(lost, wrong=2, lost=False)).distrusts(1000.0)
+    assert lost.known(1000.0 + TUNING.memory_seconds) == Trust()

@@ -42,7 +42,13 @@ class Trust:
     lost: bool = False
     """So many were wrong that nothing is done by plays, until enough are right."""
     last: Checked | None = None
-    """The last one."""
+    """The last one,"""
+    checked_at: float = 0.0
+    """and when that was."""
+
+    def known(self, now: float) -> Trust:
+        """Return what is remembered: checks are forgotten with the requests of then, however often was asked since."""
+        return self if now - self.checked_at < TUNING.memory_seconds else Trust(forecast=self.forecast)
 
     def after(self, seen: Seen, now: float, since: float, standing: Layout, slo: LatencyTargets) -> Trust:
         """Return the trust after a look at what was foretold; `since`: the load is of one kind."""
@@ -60,16 +66,16 @@ class Trust:
         found = Checked(told.foretold.inside(until - told.asked_at), float(inside.mean()))
         chance = sqrt(share_error(inside, seen.arrival_seconds[came]) ** 2 + told.foretold.error**2)
         apart = abs(found.foretold - found.served)
-        return self._with(found, wrong=apart > max(TUNING.sigmas * chance, TUNING.least_gain))
+        return self._with(found, now, wrong=apart > max(TUNING.sigmas * chance, TUNING.least_gain))
 
     def expecting(self, forecast: Forecast) -> Trust:
         """Return the trust with a new forecast, unless an older one waits for what comes."""
         return self if self.forecast is not None else replace(self, forecast=forecast)
 
-    def _with(self, found: Checked, *, wrong: bool) -> Trust:
+    def _with(self, found: Checked, now: float, *, wrong: bool) -> Trust:
         in_row = Trust(wrong=self.wrong + 1) if wrong else Trust(right=self.right + 1)
         lost = in_row.wrong >= TUNING.wrong_forecasts or (self.lost and in_row.right < TUNING.right_forecasts)
-        return replace(in_row, lost=lost, last=found)
+        return replace(in_row, lost=lost, last=found, checked_at=now)
 
 
 def _request_seconds(seen: Seen, slo: LatencyTargets) -> float:
