@@ -312,8 +312,11 @@ def test_a_large_cluster_is_rehearsed_as_a_scale_model(*, sampled: bool) -> None
     page = ring(rate=2.2 * times, standing=standing)
     if sampled:
         page = msgspec.structs.replace(page, sampling_depths=(0,))
-    found = played(case(ReadRing(gateway="g", page=page), wanted=wanted(standing=standing))).rehearsed
+    answered = played(case(ReadRing(gateway="g", page=page), wanted=wanted(standing=standing)))
+    found, told = answered.rehearsed, answered.memory.trust.forecast
     assert found is not None
+    assert told is not None
+    assert told.layout == found.chosen, "scaled anew, it need not be what was played"
     assert found.compared[0].layout == standing
     assert found.chosen.total == standing.total
     assert found.chosen.count(Role.PREFILL) > times or found.chosen.mixed

@@ -75,6 +75,15 @@ def test_what_chance_explains_is_not_wrong() -> None:
     assert unsure.after(came(0.8), 200.0, 0.0, STANDS, SLO).right == 1
 
 
+def test_few_requests_of_which_none_is_late_are_no_wrong_forecast() -> None:
+    """One in twenty was to be late: of twenty-five that come, often none is; of eight hundred, some are."""
+    times, random = np.arange(0.0, SECONDS, 0.5), np.random.default_rng(0)
+    course = Course(tuple(times.tolist()), tuple((random.random(len(times)) >= 0.05).tolist()))
+    told = Trust(forecast=replace(forecast(1.0), foretold=Foretold(draws=(course,), off=0.0)))
+    assert told.after(came(1.0, rate=0.25), 200.0, 0.0, STANDS, SLO).right == 1
+    assert told.after(came(1.0, rate=8.0), 200.0, 0.0, STANDS, SLO).wrong == 1
+
+
 def test_a_forecast_waits_until_it_is_known_what_came() -> None:
     told = Trust(forecast=forecast(0.95))
     request_seconds = SLO.ttft_seconds + 10 * SLO.tpot_seconds

@@ -64,7 +64,9 @@ class Trust:
             return self
         inside = (~(seen.missed | _behind(seen, now, slo))[came]).astype(np.float64)
         found = Checked(told.foretold.inside(until - told.asked_at), float(inside.mean()))
-        chance = sqrt(share_error(inside, seen.arrival_seconds[came]) ** 2 + told.foretold.error**2)
+        # So few may all be inside, or all late: what was foretold tells as well by how much so many vary.
+        vary = told.foretold.error * sqrt(told.foretold.requests / len(inside))
+        chance = sqrt(max(share_error(inside, seen.arrival_seconds[came]), vary) ** 2 + told.foretold.error**2)
         apart = abs(found.foretold - found.served)
         return self._with(found, now, wrong=apart > max(TUNING.sigmas * chance, TUNING.least_gain))
 
