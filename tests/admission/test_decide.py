@@ -422,6 +422,28 @@ def test_what_a_class_asks_of_every_worker_is_kept_on_every_one() -> None:
     assert served_at_once(admission, view, qos=0) >= 4
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_a_place_that_a_margin_takes_is_not_kept_for_a_class(factor: float) -> None:
+    """With a margin of a quarter, two answers at once keep the pace instead of three."""
+    admission, view = make(classes=CLASSES, decodes=4, speed=FEW_PLACES)
+    admission.learnt.tpot_margin.factor = factor
+    high = admission.incoming(prompt_tokens=10, max_tokens=1, qos=0)
+    assert isinstance(admission.decide(high, view, 0.0), Admit)
+    assert served_at_once(admission, view, qos=1) > 0
+    assert served_at_once(admission, view, qos=0) >= 1
+
+
+def test_a_place_on_a_worker_that_fails_is_not_kept_for_a_class() -> None:
+    admission, view = make(classes=CLASSES, decodes=4, speed=FEW_PLACES)
+    for _ in range(10):
+        view.workers.failed(view.workers.by_name["d3"], 0.0)
+    assert not view.workers.by_name["d3"].health.breaker.available
+    high = admission.incoming(prompt_tokens=10, max_tokens=1, qos=0)
+    assert isinstance(admission.decide(high, view, 0.0), Admit)
+    assert served_at_once(admission, view, qos=1) == 3 * 3 - 1
+    assert served_at_once(admission, view, qos=0) == 1
+
+
 def test_promises() -> None:
     admission, view = make()
     assert (view.ttft_seconds, view.tpot_seconds) == (TTFT_SECONDS, TPOT_SECONDS)

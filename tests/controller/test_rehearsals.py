@@ -312,8 +312,11 @@ def test_a_large_cluster_is_rehearsed_as_a_scale_model(*, sampled: bool) -> None
     page = ring(rate=2.2 * times, standing=standing)
     if sampled:
         page = msgspec.structs.replace(page, sampling_depths=(0,))
-    found = played(case(ReadRing(gateway="g", page=page), wanted=wanted(standing=standing))).rehearsed
+    answered = played(case(ReadRing(gateway="g", page=page), wanted=wanted(standing=standing)))
+    found, told = answered.rehearsed, answered.memory.trust.forecast
     assert found is not None
+    assert told is not None
+    assert told.layout == found.chosen, "scaled anew, it need not be what was played"
     assert found.compared[0].layout == standing
     assert found.chosen.total == standing.total
     assert found.chosen.count(Role.PREFILL) > times or found.chosen.mixed
@@ -402,7 +405,11 @@ def test_what_was_foretold_is_held_against_what_came() -> None:
     """A forecast that nothing is late, of a cluster of whose prompts most are."""
     now, every = NOW.timestamp(), tuple(float(second) for second in range(100))
     told = Foretold(draws=(Course(every, (True,) * 100),), off=0.0)
-    wrong = Trust(wrong=2, forecast=Forecast(foretold=told, layout=STANDING, asked_at=now - 100.0, until=now))
+    wrong = Trust(
+        wrong=2,
+        checked_at=now - 100.0,
+        forecast=Forecast(foretold=told, layout=STANDING, asked_at=now - 100.0, until=now),
+    )
     memory = Memory(since=now - 110.0, asked_at=now - 100.0, key="k", trust=wrong)
     page = ring(at=110.0)
     found = played(case(ReadRing(gateway="g", page=page), memory=memory))
@@ -420,7 +427,9 @@ def test_what_was_foretold_is_held_against_what_came() -> None:
 
 async def test_a_cluster_of_wrong_plays_is_told_so_and_no_other(metrics: Metrics, clock: Clock) -> None:
     async with rehearsing(metrics, clock) as (rehearsals, _):
-        rehearsals._clusters[KEY] = _Cluster(memory=Memory(asked_at=NOW.timestamp(), trust=Trust(wrong=3, lost=True)))
+        rehearsals._clusters[KEY] = _Cluster(
+            memory=Memory(asked_at=NOW.timestamp(), trust=Trust(wrong=3, lost=True, checked_at=NOW.timestamp()))
+        )
         assert rehearsals.known(KEY, SPEC, Measurements()).plays_distrusted
         assert not rehearsals.known(OTHER, SPEC, Measurements()).plays_distrusted
         assert not rehearsals.known(KEY, make_spec(rehearse="Off"), Measurements()).plays_distrusted

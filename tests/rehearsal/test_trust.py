@@ -75,6 +75,15 @@ def test_what_chance_explains_is_not_wrong() -> None:
     assert unsure.after(came(0.8), 200.0, 0.0, STANDS, SLO).right == 1
 
 
+def test_few_requests_of_which_none_is_late_are_no_wrong_forecast() -> None:
+    """One in twenty was to be late: of twenty-five that come, often none is; of eight hundred, some are."""
+    times, random = np.arange(0.0, SECONDS, 0.5), np.random.default_rng(0)
+    course = Course(tuple(times.tolist()), tuple((random.random(len(times)) >= 0.05).tolist()))
+    told = Trust(forecast=replace(forecast(1.0), foretold=Foretold(draws=(course,), off=0.0)))
+    assert told.after(came(1.0, rate=0.25), 200.0, 0.0, STANDS, SLO).right == 1
+    assert told.after(came(1.0, rate=8.0), 200.0, 0.0, STANDS, SLO).wrong == 1
+
+
 def test_a_forecast_waits_until_it_is_known_what_came() -> None:
     told = Trust(forecast=forecast(0.95))
     request_seconds = SLO.ttft_seconds + 10 * SLO.tpot_seconds
@@ -93,6 +102,15 @@ def test_requests_that_came_before_it_do_not_count() -> None:
     assert later.after(seen, 300.0, 0.0, STANDS, SLO).last == Checked(pytest.approx(0.95), pytest.approx(0.95))
 
 
+@pytest.mark.parametrize(("pace", "served"), [(1.5, 0.0), (0.7, 1.0)])
+def test_answers_under_way_count_by_their_pace_so_far(pace: float, served: float) -> None:
+    """Slow answers end last: what has not ended is late as far as it is behind. `pace`: in parts of the promise."""
+    times, now = np.arange(0.0, SECONDS, 0.5), 2 * SECONDS
+    made = (now - times) / (pace * SLO.tpot_seconds)
+    told = Trust(forecast=forecast(served))
+    assert told.after(make_seen(times, made=made, ended=False), now, 0.0, STANDS, SLO).last == Checked(served, served)
+
+
 def test_another_layout_or_load_is_not_what_it_was_about() -> None:
     told = Trust(forecast=forecast(0.95), wrong=2)
     dropped = Trust(wrong=2)
@@ -101,7 +119,11 @@ def test_another_layout_or_load_is_not_what_it_was_about() -> None:
 
 
 def test_it_is_forgotten_with_the_requests_of_then() -> None:
-    memory = Memory(asked_at=1000.0, trust=Trust(wrong=3, lost=True))
-    assert memory.distrusts(1000.0 + TUNING.memory_seconds - 1.0)
-    assert not memory.distrusts(1000.0 + TUNING.memory_seconds)
-    assert not replace(memory, trust=Trust(wrong=2)).distrusts(1000.0)
+    """However often was asked since then, as where the load changes before a forecast can be held against it."""
+    lost = Trust(wrong=3, lost=True, checked_at=1000.0)
+    for asked_at in (1000.0, 1000.0 + TUNING.memory_seconds):
+        memory = Memory(asked_at=asked_at, trust=lost)
+        assert memory.distrusts(1000.0 + TUNING.memory_seconds - 1.0)
+        assert not memory.distrusts(1000.0 + TUNING.memory_seconds)
+    assert not Memory(asked_at=1000.0, trust=replace(lost, wrong=2, lost=False)).distrusts(1000.0)
+    assert lost.known(1000.0 + TUNING.memory_seconds) == Trust()

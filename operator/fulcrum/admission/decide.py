@@ -170,7 +170,7 @@ class Admission:
         victims: list[Flight] = []
         if blocking is not None and blocking.prompts:
             victims, found = blocking.prompts, blocking.without()
-        rooms = self._shares.room(incoming.qos, found, view, now_seconds)
+        rooms = self._shares.room(incoming.qos, found, view, now_seconds, self.learnt)
         if incoming.waited_seconds > 0:
             # It is tried many times, and comes in at the moment of the most favourable error of a prediction.
             rooms = min(rooms[0], ROUTING.estimate_share), min(rooms[1], ROUTING.estimate_share)

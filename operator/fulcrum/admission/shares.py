@@ -75,7 +75,9 @@ class ClassShares:
         demand.shares += share
         demand.decode += share * life_seconds
 
-    def room(self, qos: int, found: Route, view: ClusterView, now_seconds: float) -> tuple[float, float]:
+    def room(
+        self, qos: int, found: Route, view: ClusterView, now_seconds: float, learnt: Learnt
+    ) -> tuple[float, float]:
         """Parts of prefill and of decode, 0 to 1, that a request of class `qos` may see filled on its path; 1: all."""
         self._fade(now_seconds)
         since = now_seconds - TUNING.demand_seconds
@@ -98,12 +100,13 @@ class ClassShares:
             decode.keep(demand.decode * rate / workers, used, size, most)
         decode_room = 1.0 - decode.kept
         if decode.least_workers < workers:
+            decoding = view.workers.decoding
             loads = (
                 worker.answers.load
                 for worker in view.workers.by_index.values()
-                if worker is not found.decode and worker.name in view.workers.decoding
+                if worker is not found.decode and worker.name in decoding and worker.health.breaker.available
             )
-            decode_room = decode.room(loads)
+            decode_room = decode.room(loads, learnt.tpot_margin.allowed_seconds(1.0))
 
         prefill_room = 1.0
         if found.wait_seconds > 0:  # where nothing is queued, there is room
@@ -117,6 +120,7 @@ class ClassShares:
                 used = 0.0 if above < 0 else view.prefill_use[other] / capacity
                 size = demand.prefill / demand.requests / view.ttft_seconds
                 prefill.keep(demand.prefill * rate / workers, used, size, most)
+            # On every worker: a prompt waits where it is queued, and those of lower classes that have begun go on.
             prefill_room = 1.0 - prefill.kept
         return max(prefill_room, 0.0), max(decode_room, 0.0)
 
@@ -202,15 +206,17 @@ class _Kept:
         """Workers that have to keep it, for what is asked for of all."""
         return ceil(self._workers * self._asked / self.kept - 1e-9) if self.kept > 0 else 0
 
-    def room(self, others: Iterable[float]) -> float:
+    def room(self, others: Iterable[float], most: float) -> float:
         """Return the part of a worker that may be filled, beside `others` of which these parts are.
+
+        Up to `most` of one is filled at all, by whatever class: what is left then is a margin, and no place.
 
         Where a worker takes few requests at once, a place for each class on every worker would be far more than they
         ask for: it may be filled if enough others keep theirs.
         """
         free, least = 0, self.least_workers
         for load in others:
-            free += load <= 1.0 - self.kept
+            free += load <= most - self.kept
             if free >= least:
                 return 1.0
         return 1.0 - self.kept

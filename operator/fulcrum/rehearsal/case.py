@@ -13,6 +13,7 @@ from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.decide.rehearsed import Rehearsed, Wanted
 from fulcrum.load.demand import promised
+from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.believed import believed
 from fulcrum.rehearsal.memory import Memory, question_of, rehearsed, remembered
 from fulcrum.rehearsal.play import Margins, Stage
@@ -100,7 +101,7 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
         _stage(case, cluster),
         replace(known.seen, load=replace(known.seen.load, arrival_seconds=arrivals)),
         now,
-        memory=case.memory,
+        memory=_with_forecast_of(case.memory, {scale.real: scale.played}),
         stands_since=0.0 if since is None else since.timestamp(),
         known_from=now - known.now,
         seed=crc32(case.uid.encode()),
@@ -108,12 +109,25 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
     answer = None if question is None else rehearse(question)
     if question is None or answer is None:
         return Played(memory=case.memory)
+    memory = remembered(answer, case.wanted, question, case.memory)
+    told = memory.trust.forecast
     return Played(
-        memory=remembered(answer, case.wanted, question, case.memory),
+        memory=memory if told is None else _with_forecast_of(memory, {told.layout: scale.unscaled(told.layout)}),
         rehearsed=_unscaled(rehearsed(case.wanted, answer, question, case.time), scale),
         plays=answer.plays,
         played_requests=answer.played_requests,
     )
+
+
+def _with_forecast_of(memory: Memory, layouts: Mapping[Layout, Layout]) -> Memory:
+    """Return a memory whose forecast is of another layout: it is kept with the real one.
+
+    What stands then is scaled anew, which need not give the layout that was played.
+    """
+    told = memory.trust.forecast
+    if told is None or told.layout not in layouts:
+        return memory
+    return replace(memory, trust=replace(memory.trust, forecast=replace(told, layout=layouts[told.layout])))
 
 
 def _unscaled(found: Rehearsed, scale: Scale) -> Rehearsed:

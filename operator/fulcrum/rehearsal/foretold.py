@@ -61,6 +61,11 @@ class Foretold:
         """Standard error of the share inside: draws have the same arrivals, whose luck does not average out."""
         return sqrt(sum(each.error**2 for each in self.draws) / len(self.draws) + self.off_error**2)
 
+    @property
+    def requests(self) -> float:
+        """Of a draw."""
+        return sum(len(each.inside) for each in self.draws) / len(self.draws)
+
     def inside(self, seconds: float) -> float:
         """Return the share inside the promise of what comes in the next `seconds`."""
         share = sum(each.share(seconds) for each in self.draws) / len(self.draws) + self.off

@@ -56,14 +56,14 @@ class Memory:
 
     def distrusts(self, now: float) -> bool:
         """Report whether nothing is done by plays. That they were wrong is forgotten with the requests of then."""
-        return self.trust.lost and now - self.asked_at < TUNING.memory_seconds
+        return self.trust.known(now).lost
 
     def known_trust(self, question: Question, key: str) -> Trust:
         """Return the trust in plays, with what came of the last forecast; other workers are played anew."""
-        if key != self.key or question.now - self.asked_at >= TUNING.memory_seconds:
+        if key != self.key:
             return Trust()
-        stage = question.stage
-        return self.trust.after(question.seen, question.now, question.since, stage.standing, stage.slo)
+        stage, now = question.stage, question.now
+        return self.trust.known(now).after(question.seen, now, question.since, stage.standing, stage.slo)
 
     def _other_load(self, since: float, now: float) -> bool:
         """Report whether the load began anew. That its oldest requests are forgotten is no new beginning."""
