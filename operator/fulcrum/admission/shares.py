@@ -13,13 +13,12 @@ to make way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import ceil, exp, inf, sqrt
 
 from fulcrum.admission.classes import ClassTable
 from fulcrum.admission.learnt import Learnt
 from fulcrum.admission.tuning import TUNING
-from fulcrum.routing import ClusterView, Incoming, RequestLoad, Route
+from fulcrum.routing import ClusterView, Incoming, RequestLoad, Route, WorkerView
 
 Overtaken = tuple[list[tuple[RequestLoad, float]], list[RequestLoad]]
 """Requests that are served later, with their new TTFT in seconds; and those that make way."""
@@ -100,13 +99,10 @@ class ClassShares:
             decode.keep(demand.decode * rate / workers, used, size, most)
         decode_room = 1.0 - decode.kept
         if decode.least_workers < workers:
-            decoding = view.workers.decoding
-            loads = (
-                worker.answers.load
-                for worker in view.workers.by_index.values()
-                if worker is not found.decode and worker.name in decoding and worker.health.breaker.available
-            )
-            decode_room = decode.room(loads, learnt.tpot_margin.allowed_seconds(1.0))
+            # More than the margin leaves is not filled at all, by whatever class.
+            room = learnt.tpot_margin.allowed_seconds(1.0) - decode.kept
+            if _with_room(view, room, decode.least_workers, besides=found.decode):
+                decode_room = 1.0
 
         prefill_room = 1.0
         if found.wait_seconds > 0:  # where nothing is queued, there is room
@@ -206,17 +202,18 @@ class _Kept:
         """Workers that have to keep it, for what is asked for of all."""
         return ceil(self._workers * self._asked / self.kept - 1e-9) if self.kept > 0 else 0
 
-    def room(self, others: Iterable[float], most: float) -> float:
-        """Return the part of a worker that may be filled, beside `others` of which these parts are.
 
-        Up to `most` of one is filled at all, by whatever class: what is left then is a margin, and no place.
+def _with_room(view: ClusterView, room: float, least: int, *, besides: WorkerView) -> bool:
+    """Report whether at least so many decode workers have no more than the part `room` in use.
 
-        Where a worker takes few requests at once, a place for each class on every worker would be far more than they
-        ask for: it may be filled if enough others keep theirs.
-        """
-        free, least = 0, self.least_workers
-        for load in others:
-            free += load <= most - self.kept
-            if free >= least:
-                return 1.0
-        return 1.0 - self.kept
+    Where a worker takes few requests at once, a place for each class on every worker would be far more than they ask
+    for: one may be filled if enough others keep theirs.
+    """
+    free = 0
+    for worker in view.workers.by_index.values():
+        if worker.answers.load > room or worker is besides or worker.name not in view.workers.decoding:
+            continue
+        free += worker.health.breaker.available
+        if free >= least:
+            return True
+    return False
