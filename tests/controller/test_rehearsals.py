@@ -421,8 +421,12 @@ def test_what_was_foretold_is_held_against_what_came() -> None:
     assert found.memory.distrusts(now)
     others = played(case(ReadRing(gateway="g", page=page), memory=replace(memory, key="before"))).rehearsed
     assert others is not None
-    assert (others.trusted, others.checked) == (True, None), "other workers are played anew"
+    assert (others.trusted, others.checked) == (True, None), "it was about other workers"
     assert others.chosen != STANDING
+    replaced = replace(memory, key="before", trust=replace(wrong, wrong=3, lost=True))
+    held = played(case(ReadRing(gateway="g", page=page), memory=replaced)).rehearsed
+    assert held is not None
+    assert (held.trusted, held.chosen) == (False, STANDING), "a worker that is replaced makes no play right"
 
 
 async def test_a_cluster_of_wrong_plays_is_told_so_and_no_other(metrics: Metrics, clock: Clock) -> None:
@@ -432,6 +436,9 @@ async def test_a_cluster_of_wrong_plays_is_told_so_and_no_other(metrics: Metrics
         )
         assert rehearsals.known(KEY, SPEC, Measurements()).plays_distrusted
         assert not rehearsals.known(OTHER, SPEC, Measurements()).plays_distrusted
+        rehearsals._clusters[KEY].unanswered = (clock.now - UNANSWERED_SECONDS, clock.now)
+        estimated = rehearsals.known(KEY, make_spec(rehearse=None), Measurements())
+        assert (estimated.rehearses, estimated.plays_distrusted) == (False, True), "estimates give no worker back"
         assert not rehearsals.known(KEY, make_spec(rehearse="Off"), Measurements()).plays_distrusted
         clock.now += TUNING.memory_seconds
         assert not rehearsals.known(KEY, SPEC, Measurements()).plays_distrusted

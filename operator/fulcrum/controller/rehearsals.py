@@ -127,13 +127,14 @@ class Rehearsals:
         if not rehearses(spec):
             return measured
         cluster = self._clusters.get(key)
+        distrusted = cluster is not None and cluster.memory.distrusts(self._now().timestamp())
+        measured = replace(measured, plays_distrusted=distrusted)
         if cluster is not None and spec.balance.rehearse is None and cluster.leaves_it_to_estimates(self._clock()):
             return measured
         answer = cluster.answer if cluster is not None else None
         if answer is not None and (self._now() - answer.time).total_seconds() > FRESH_SECONDS:
             answer = None
-        distrusted = cluster is not None and cluster.memory.distrusts(self._now().timestamp())
-        return replace(measured, rehearses=True, rehearsed=answer, plays_distrusted=distrusted)
+        return replace(measured, rehearses=True, rehearsed=answer)
 
     def ask(self, key: ClusterKey, asked: Asked) -> None:
         """Take a question; it waits for its turn."""

@@ -59,11 +59,12 @@ class Memory:
         return self.trust.known(now).lost
 
     def known_trust(self, question: Question, key: str) -> Trust:
-        """Return the trust in plays, with what came of the last forecast; other workers are played anew."""
-        if key != self.key:
-            return Trust()
+        """Return the trust in plays, with what came of the last forecast, unless that was about other workers."""
         stage, now = question.stage, question.now
-        return self.trust.known(now).after(question.seen, now, question.since, stage.standing, stage.slo)
+        trust = self.trust.known(now)
+        if key != self.key:
+            return replace(trust, forecast=None)
+        return trust.after(question.seen, now, question.since, stage.standing, stage.slo)
 
     def _other_load(self, since: float, now: float) -> bool:
         """Report whether the load began anew. That its oldest requests are forgotten is no new beginning."""
