@@ -17,10 +17,12 @@ OUTPUT_TOKENS = 48
 """So many that some answers are always under way, though a step of the tiny model takes milliseconds: what kills,
 drains and flips must not lose."""
 FP8_MARGIN = 0.4
+BF16_MARGIN = 0.3
 FLOAT32_MARGIN = 0.02
 """Between the two likeliest tokens, in nats. Rounding depends on what else is in an engine's batch, so that a greedy
 step that is nearly a tie may fall either way; such questions say nothing about lost or mixed-up KV cache. Float32
-rounds thousands of times less than an FP8 KV cache."""
+rounds thousands of times less than an FP8 KV cache. Bf16 has eighths only of logits between 16 and 32, and either of two
+may be one off: which, the CPU's matrix kernels say."""
 MIN_MARGIN = FP8_MARGIN if FP8 else FLOAT32_MARGIN
 """With the real model, which this CPU serves with an FP8 KV cache where it can."""
 WANTED = 12
@@ -40,7 +42,7 @@ _FORMS = (
 def min_margin(cluster: Cluster) -> float:
     """By how much each greedy step has to win in this cluster."""
     dtype = cluster.cluster()["spec"]["engine"]["kvCache"]["dtype"]
-    return FP8_MARGIN if dtype == "fp8" else FLOAT32_MARGIN
+    return {"fp8": FP8_MARGIN, "bf16": BF16_MARGIN}.get(dtype, FLOAT32_MARGIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
