@@ -21,8 +21,8 @@ BF16_MARGIN = 0.3
 FLOAT32_MARGIN = 0.02
 """Between the two likeliest tokens, in nats. Rounding depends on what else is in an engine's batch, so that a greedy
 step that is nearly a tie may fall either way; such questions say nothing about lost or mixed-up KV cache. Float32
-rounds thousands of times less than an FP8 KV cache. Bf16 has eighths only of logits between 16 and 32, and either of two
-may be one off: which, the CPU's matrix kernels say."""
+rounds thousands of times less than an FP8 KV cache. Bf16 has eighths only of logits between 16 and 32, and either of
+two may be one off: which, the CPU's matrix kernels say."""
 MIN_MARGIN = FP8_MARGIN if FP8 else FLOAT32_MARGIN
 """With the real model, which this CPU serves with an FP8 KV cache where it can."""
 WANTED = 12
