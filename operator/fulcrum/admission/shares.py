@@ -199,7 +199,7 @@ class _Kept:
 
     @property
     def least_workers(self) -> int:
-        """Workers that have to keep it, for what is asked for of all."""
+        """Return how many workers have to keep it, so that together they keep what classes ask for."""
         return ceil(self._workers * self._asked / self.kept - 1e-9) if self.kept > 0 else 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 
 from fulcrum.api.names import Role
@@ -49,6 +49,7 @@ class FluidModel:
         """Speeds with the least that moving KV to or from any pool costs them."""
         self._rates = cache(self._computed_rates)
         self._staff = cache(self._computed_staff)
+        self._reach = cache(partial(within_reach, speeds, self._promise))
 
     def knows(self, pool: str) -> bool:
         """Report whether the speed of the pool's workers is known."""
@@ -56,7 +57,7 @@ class FluidModel:
 
     def within_reach(self, load: Load) -> Load:
         """Return the requests that an idle worker serves inside the promise; where `slo` is not a wider one, all."""
-        return load if self.slo == self._promise else within_reach(self._speeds, self._promise, load)
+        return load if self.slo == self._promise else self._reach(load)
 
     def transfer(self, prefill: str, decode: str) -> TransferCost:
         """Return what moving KV from a prefill to a decode pool costs."""

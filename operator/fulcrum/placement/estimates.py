@@ -7,7 +7,7 @@ answers that are decoded at once. How good a layout is, a simulation says; these
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import NormalDist
@@ -51,12 +51,12 @@ class FluidEstimates:
 
     def split(self, prefill: Stations, decode: Stations) -> float:
         """Return the rate inside both promises."""
-        most = self._most(self._both(0.0, prefill, decode))
-        return highest_rate(lambda rate: self.share(rate, prefill, decode), self.target, most=most)
+        queues = self._both(prefill, decode)
+        return highest_rate(lambda rate: self._kept(rate, queues(rate)), self.target, most=self._most(queues(0.0)))
 
     def share(self, rate: float, prefill: Stations, decode: Stations) -> float:
         """Return the share of `rate` requests/s that is inside both promises."""
-        return self._kept(rate, self._both(rate, prefill, decode))
+        return self._kept(rate, self._both(prefill, decode)(rate))
 
     def most(self, speed: WorkerSpeed, role: Role, count: int) -> float:
         """Return the rate that no worker exceeds, whatever stands beside it, of at most `count` workers of its kind."""
@@ -74,17 +74,21 @@ class FluidEstimates:
             min(speed.decode_step_seconds(1, context) for speed in speeds),
         )
 
-    def _both(self, rate: float, prefill: Stations, decode: Stations) -> list[Queue]:
-        """Return the queues of prefill and decode workers that serve `rate` together.
+    def _both(self, prefill: Stations, decode: Stations) -> Callable[[float], list[Queue]]:
+        """Return what the queues of prefill and decode workers that serve together are at a rate.
 
         The first token waits for one step, which is longer where more answers are decoded at once.
         """
         sending, receiving = self._links(prefill, decode, Role.DECODE), self._links(decode, prefill, Role.PREFILL)
         answers = self._decode(decode, receiving)
-        step = self._step(decode, answers.busy(rate))
         first = min(self._first_seconds(speed, self.demand.isl_tokens) for speed, _ in prefill)
-        waits = (max(0.0, self.slo.ttft_seconds - first - step) / 2,)
-        return [self._prefill(prefill, step, sending), replace(answers, patience_seconds=waits)]
+
+        def queues(rate: float) -> list[Queue]:
+            step = self._step(decode, answers.busy(rate))
+            waits = (max(0.0, self.slo.ttft_seconds - first - step) / 2,)
+            return [self._prefill(prefill, step, sending), replace(answers, patience_seconds=waits)]
+
+        return queues
 
     def _kept(self, rate: float, queues: Sequence[Queue]) -> float:
         """Return the share of `rate` requests/s that passes through all queues in time."""

@@ -31,6 +31,7 @@ class Memory:
     stood: tuple[tuple[Layout, float], ...] = ()
     """What stood in the last minutes, the oldest first, each with the time since when."""
     trust: Trust = field(default_factory=Trust)
+    """In plays; the forecast in it is kept with the real layout, also where a scale model was played."""
 
     def asks(self, seen: Seen, since: float, now: float, attainment: float, *, of: tuple[str, Layout]) -> bool:
         """Report whether there is something to look for, and more is known than at the last time.

@@ -31,7 +31,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """Of the plays of one cluster under one load."""
+    """How the last forecasts of one cluster came out, and whether plays are acted on."""
 
     forecast: Forecast | None = None
     """The oldest one that was not held against what came."""
