@@ -210,6 +210,8 @@ def test_environment_of_a_cpu_worker() -> None:
     assert environment["UCX_TLS"] == "tcp,self,sm"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in environment_of(cuda())
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment_of(worker_config(tensor_parallel=2))
 

@@ -25,7 +25,7 @@ from fulcrum_worker.measure import (
     measure_engine,
     patience_for,
 )
-from fulcrum_worker.measured_engine import TOKENS_TIMED, MeasuredEngine, Totals, totals_of
+from fulcrum_worker.measured_engine import TOKENS_TIMED, MeasuredEngine, Totals, compile_ahead, totals_of
 
 PAGE = """\
 # TYPE vllm:request_prefill_time_seconds histogram
@@ -127,6 +127,23 @@ async def test_a_slow_engine_is_measured_with_enough_prompts_and_a_batch(monkeyp
     assert speed is not None
     assert [batch for batch, _ in measured] == [1] * ENOUGH_PROMPTS + [2]
     assert speed.prefill_a + 2048 * speed.prefill_b == pytest.approx(20.48, rel=0.01)
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_log_probabilities_are_asked_for_once_on_each_rank_before_anyone_else_does(status: int) -> None:
+    """An engine that refuses them is a worker like any other."""
+    asked: list[tuple[str | None, object]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.headers.get(HEADER_RANK), (await request.json())["logprobs"]))
+        return web.Response(status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("")).rstrip("/")
+        await compile_ahead(session, url, "m", ranks=2, timeout_seconds=deadline_seconds(30))
+    assert sorted(asked) == [("0", 0), ("1", 0)]
 
 
 async def test_measuring_begins_when_requests_get_no_quicker(monkeypatch: pytest.MonkeyPatch) -> None:

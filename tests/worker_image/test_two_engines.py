@@ -37,10 +37,23 @@ TOLD_TOKENS = 1500
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Agent, Agent]]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where both engines keep what they compile."""
+    folder: Path = tmp_path_factory.mktemp("compiled")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[tuple[Agent, Agent]]:
     """Two ready workers. The last tests of this file end one each."""
     prepared_model()
     folder: Path = tmp_path_factory.mktemp("agents")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        yield from started(folder)
+
+
+def started(folder: Path) -> Iterator[tuple[Agent, Agent]]:
     agents = [start_agent(folder, worker_config(role=Role.PREFILL), name="chat-cpu-0")]
     agents.append(start_agent(folder, worker_config(role=Role.DECODE, role_epoch=7), name="chat-cpu-1"))
     try:
@@ -97,6 +110,26 @@ def test_an_idle_worker_leaves_the_cores_alone(pair: tuple[Agent, Agent]) -> Non
             time.sleep(3)  # a duration to measure over, not a wait for something
             shares.append((agent.cpu_seconds() - before) / (time.monotonic() - began))
         assert shares[-1] < 1 / 3, shares
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logprobs": 0},
+        {"logprobs": 3, "temperature": 1.0, "n": 3},
+        {"prompt_logprobs": 1},
+        {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "seed": 1},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.1, "min_tokens": 4},
+        {"logit_bias": {"20": 5.0}, "bad_words": ["nine"], "allowed_token_ids": [20, 21, 22]},
+        {"structured_outputs": {"regex": "[a-z]+"}},
+    ],
+    ids="-".join,
+)
+def test_no_request_waits_for_a_compiler(pair: tuple[Agent, Agent], compiled: Path, asked: dict[str, Any]) -> None:
+    """Where cores are busy a compiler takes longer than an engine with work may stand still."""
+    answer = pair[0].complete(PROMPT, max_tokens=8, **asked)
+    assert answer["choices"][0]["text"]
+    assert not [each for each in compiled.rglob("*") if each.is_file()]
 
 
 def test_metrics_follow_the_role(pair: tuple[Agent, Agent]) -> None:

@@ -49,6 +49,9 @@ _CPU_DEFAULTS: Final = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     ENV_POLL_MICROSECONDS: "10000",
+    # `--enforce-eager` leaves functions that are compiled for the first request that wants them (log probabilities),
+    # by a C++ compiler that an image may lack, while all others wait: for more than a minute on a busy machine.
+    "TORCH_COMPILE_DISABLE": "1",
 }
 
 

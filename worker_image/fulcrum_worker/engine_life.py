@@ -21,6 +21,7 @@ from fulcrum_worker.engine_process import EngineProcess, digest
 from fulcrum_worker.engine_ranks import how, lost_rank, refusal
 from fulcrum_worker.engine_start import kv_role
 from fulcrum_worker.kv.speed_file import write_speed
+from fulcrum_worker.measured_engine import compile_ahead
 from fulcrum_worker.models import downloaded_bytes, model_config
 from fulcrum_worker.orphans import remove_orphans
 from fulcrum_worker.readiness import SideChannel, not_ready_reason
@@ -177,6 +178,14 @@ class EngineLife:
         state.engine_start_seconds = time.monotonic() - started
         logger.info("engine_up seconds=%.1f", state.engine_start_seconds)
         state.model_config = model_config(self._config.model, self._config.model_revision, os.environ)
+        if not self._config.pools:
+            await compile_ahead(
+                state.session,
+                state.engine_url,
+                self._config.served_name,
+                ranks=self._config.data_parallel,
+                timeout_seconds=self._config.longest_start_seconds,
+            )
         if self._config.measure_at_start and state.speed is None:
             if state.startup_probed:
                 with contextlib.suppress(TimeoutError):

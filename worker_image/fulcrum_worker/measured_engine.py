@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -15,6 +16,8 @@ from fulcrum.api.names import HEADER_RANK
 from fulcrum_worker.engine_limits import MAX_BATCH, MAX_BATCHED_TOKENS
 from fulcrum_worker.engine_metrics import metric_totals
 from fulcrum_worker.engine_work import DECODE_TOKENS, decode_tokens
+
+logger = logging.getLogger(__name__)
 
 TOKENS_TIMED: Final = 8
 """Of each request, after its first one."""
@@ -49,12 +52,14 @@ class MeasuredEngine:
         """Of a request: time that is left in any case."""
         return aiohttp.ClientTimeout(total=max(0.05, self.deadline - time.monotonic()))
 
-    async def generate(self, *, batch: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Runs one batch on each rank to its end. Raises on any failure, and when the time is over."""
-        shares = (self._generate(rank, batch, prompt_tokens, output_tokens) for rank in range(self.ranks))
+    async def generate(self, *, batch: int, prompt_tokens: int, output_tokens: int, **asked: object) -> None:
+        """Runs one batch on each rank to its end; `asked`: further fields of its requests. Raises on any failure, and
+        when the time is over.
+        """
+        shares = (self._generate(rank, batch, prompt_tokens, output_tokens, **asked) for rank in range(self.ranks))
         await asyncio.gather(*shares)
 
-    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int) -> None:
+    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int, **asked: object) -> None:
         body = {
             "model": self.model,
             "prompt": [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)],
@@ -62,6 +67,7 @@ class MeasuredEngine:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            **asked,
         }
         headers = {HEADER_RANK: str(rank)} if self.ranks > 1 else {}
         completions = f"{self.url}/v1/completions"
@@ -99,7 +105,7 @@ class MeasuredEngine:
 class PoolingEngine(MeasuredEngine):
     """An engine of a pooling model: its answers have no tokens."""
 
-    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int) -> None:
+    async def _generate(self, rank: int, batch: int, prompt_tokens: int, output_tokens: int, **asked: object) -> None:
         prompts = [self.random_ids.choices(_TOKEN_IDS, k=prompt_tokens) for _ in range(batch)]
         # The one route that every pooling model has, whatever it is for.
         body = {"model": self.model, "input": prompts, "encoding_format": "base64"}
@@ -120,6 +126,22 @@ class PoolingEngine(MeasuredEngine):
             if done.prefills >= batch * self.ranks:
                 return done.prefill_seconds / done.prefills, 0.0
             await asyncio.sleep(_POLL_SECONDS)
+
+
+async def compile_ahead(
+    session: aiohttp.ClientSession, engine_url: str, model: str, *, ranks: int, timeout_seconds: float
+) -> None:
+    """Ask once for log probabilities: vLLM compiles what they need for the first request that wants them, and whatever
+    else the engine has stands still meanwhile, on a busy machine for long enough to be taken for stalled.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    engine = MeasuredEngine(
+        session=session, url=engine_url, model=model, ranks=ranks, soft_deadline=deadline, deadline=deadline
+    )
+    try:
+        await engine.generate(batch=1, prompt_tokens=8, output_tokens=2, logprobs=0)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        logger.warning("not_compiled_ahead error=%r", str(error) or type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
