@@ -211,7 +211,7 @@ def test_while_plays_are_wrong_repairs_go_on_and_it_is_said() -> None:
     world = make_world(prefill=1)
     question = wanted_of(world)
     world.measurements = replace(world.measurements, plays_distrusted=True)
-    held = replace(answered(question, split(6)), chosen=question.standing, trusted=False, checked=Checked(0.95, 0.6))
+    held = replace(answered(question, split(6)), chosen=question.standing, checked=Checked(0.95, 0.6))
     decided = tell(world, held)
     assert roles_of(decided) == []
     assert decided.wanted is not None, "forecasts go on, or nobody would see that they are right again"

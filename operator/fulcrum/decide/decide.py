@@ -228,7 +228,7 @@ def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
     if not changes.current.complete or not changes.current.total:
         return ()
     if changes.rehearsed is not None:
-        return _played(changes.rehearsed)
+        return _played(inputs, changes.rehearsed)
     stands = _candidate(inputs, changes.current, "stands" if changes.moves else "stands, and is kept")
     if not changes.moves:
         return (stands,)
@@ -236,7 +236,7 @@ def _splits(inputs: Inputs, changes: RoleChanges) -> tuple[Candidate, ...]:
     return stands, _candidate(inputs, after(changes.current, changes.moves), verdict)
 
 
-def _played(rehearsed: Rehearsed) -> tuple[Candidate, ...]:
+def _played(inputs: Inputs, rehearsed: Rehearsed) -> tuple[Candidate, ...]:
     """Return what was played; layouts that could not win are not among it."""
     stands, *others = rehearsed.compared[:1] + rehearsed.compared[1:][-6:]  # a status has at most eight
     wins = rehearsed.chosen != stands.layout
@@ -244,7 +244,8 @@ def _played(rehearsed: Rehearsed) -> tuple[Candidate, ...]:
     rows = [(stands, verdict)] + [(each, "served more than those above") for each in others]
     if others:
         ahead = f"{rehearsed.gain:+.1f} requests, with an error of {rehearsed.error:.1f}"
-        held = "that may be chance" if rehearsed.trusted else "what plays foretold did not come, so that roles stay"
+        distrusted = inputs.measurements.plays_distrusted
+        held = "what plays foretold did not come, so that roles stay" if distrusted else "that may be chance"
         rows[-1] = (others[-1], f"chosen: {ahead}" if wins else f"{ahead}; {held}")
     return tuple(
         Candidate(layout=ratio_text(played.layout.counts()), attainment=_share(played.inside), verdict=said)

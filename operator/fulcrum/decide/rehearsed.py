@@ -78,8 +78,6 @@ class Rehearsed:
     chance."""
     checked: Checked | None = None
     """What came of the last forecast that could be held against it."""
-    trusted: bool = True
-    """Plays are; where they are not, what stands is chosen."""
 
     def leads_through(self, layout: Layout) -> bool:
         """Report whether a layout is on the way from what stood to what was chosen, with both of these."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from zlib import crc32
@@ -101,7 +101,7 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
         _stage(case, cluster),
         replace(known.seen, load=replace(known.seen.load, arrival_seconds=arrivals)),
         now,
-        memory=_with_forecast_of(case.memory, {scale.real: scale.played}),
+        memory=_retold(case.memory, lambda told: scale.played if told == scale.real else told),
         stands_since=0.0 if since is None else since.timestamp(),
         known_from=now - known.now,
         seed=crc32(case.uid.encode()),
@@ -109,25 +109,24 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
     answer = None if question is None else rehearse(question)
     if question is None or answer is None:
         return Played(memory=case.memory)
-    memory = remembered(answer, case.wanted, question, case.memory)
-    told = memory.trust.forecast
     return Played(
-        memory=memory if told is None else _with_forecast_of(memory, {told.layout: scale.unscaled(told.layout)}),
+        memory=_retold(remembered(answer, case.wanted, question, case.memory), scale.unscaled),
         rehearsed=_unscaled(rehearsed(case.wanted, answer, question, case.time), scale),
         plays=answer.plays,
         played_requests=answer.played_requests,
     )
 
 
-def _with_forecast_of(memory: Memory, layouts: Mapping[Layout, Layout]) -> Memory:
+def _retold(memory: Memory, layout_of: Callable[[Layout], Layout]) -> Memory:
     """Return a memory whose forecast is of another layout: it is kept with the real one.
 
     What stands then is scaled anew, which need not give the layout that was played.
     """
     told = memory.trust.forecast
-    if told is None or told.layout not in layouts:
+    if told is None:
         return memory
-    return replace(memory, trust=replace(memory.trust, forecast=replace(told, layout=layouts[told.layout])))
+    forecast = replace(told, layout=layout_of(told.layout))
+    return replace(memory, trust=replace(memory.trust, forecast=forecast))
 
 
 def _unscaled(found: Rehearsed, scale: Scale) -> Rehearsed:

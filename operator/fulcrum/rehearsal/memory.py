@@ -137,5 +137,4 @@ def rehearsed(wanted: Wanted, answer: Answer, question: Question, time: datetime
         error=answer.error,
         off=answer.offsets[wanted.standing].share if wanted.standing in answer.offsets else 0.0,
         checked=question.trust.last,
-        trusted=not question.trust.lost,
     )
