@@ -57,7 +57,7 @@ def most_within(workload: Workload, speed: WorkerSpeed, workers: int, slo: Laten
 
 def _fastest_line(speed: WorkerSpeed, tpot_seconds: float) -> tuple[float, float, float]:
     """Return a, b, c of a line that no decode step within the TPOT is below."""
-    batches, steps = decode_steps(speed.coefficients, 0.0, speed.max_batch)
+    batches, steps = zip(*decode_steps(speed.coefficients, 0.0, speed.max_batch), strict=True)
     within = max(sum(step <= tpot_seconds for step in steps), 2)
     b = (steps[within - 1] - steps[0]) / max(batches[within - 1], 1e-9)
     a = min(step - b * batch for batch, step in zip(batches, steps, strict=True))

@@ -70,7 +70,7 @@ def test_a_step_lies_between_those_of_its_neighbours(seconds: list[float], batch
 @given(steps, st.floats(1, 500))
 def test_the_largest_batch_is_the_step_the_other_way_round(seconds: list[float], most: float) -> None:
     for speed in (curved(*seconds), LINE):
-        batches, line = decode_steps(speed, 1000.0, most)
+        batches, line = zip(*decode_steps(speed, 1000.0, most), strict=True)
         assert list(batches) == sorted(batches)
         assert list(line) == sorted(line)
         for batch, step in zip(batches, line, strict=True):

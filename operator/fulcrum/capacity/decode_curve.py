@@ -8,11 +8,12 @@ there is.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import inf
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -31,18 +32,44 @@ LEAST_SECONDS: Final = 1e-6
 """Shortest step (s): times are divided by it."""
 
 
+class Segments(NamedTuple):
+    """A curve of at least two points, for those who ask for each request and each report of a worker."""
+
+    batches: tuple[float, ...]
+    lines: tuple[tuple[float, float, float, float, float, float], ...]
+    """Between each two points: the batch where it begins, how many more it ends with, a, b, c there and its growth."""
+
+    def line(self, batch: float) -> Line:
+        """Return the line near `batch` requests."""
+        start, span, a, b, c, growth = self.lines[bisect_right(self.batches, batch, 1, len(self.lines)) - 1]
+        way = (batch - start) / span
+        return a, b, c + (min(way, 1.0) if way > 0.0 else 0.0) * growth
+
+
+@lru_cache(maxsize=1024)
+def segments_of(curve: tuple[DecodePoint, ...]) -> Segments:
+    """Return the segments of a curve of at least two points."""
+    lines = []
+    for low, high in pairwise(curve):
+        span = high.batch - low.batch
+        b = (high.seconds - low.seconds) / span
+        growth = high.seconds_per_token - low.seconds_per_token
+        lines.append((low.batch, span, low.seconds - b * low.batch, b, low.seconds_per_token, growth))
+    return Segments(tuple(point.batch for point in curve), tuple(lines))
+
+
+@lru_cache(maxsize=1024)
+def _points(curve: tuple[DecodePoint, ...]) -> list[tuple[float, float, float]]:
+    """Return batch, seconds without context, and seconds per token of context: of no request, and where it bends."""
+    lines = [(batch, *segments_of(curve).line(batch)) for batch in (0.0, *(point.batch for point in curve))]
+    return [(batch, a + b * batch, c) for batch, a, b, c in lines]
+
+
 def decode_line(speed: SpeedCoefficients, batch: float) -> Line:
     """Return the line that gives the step of `batch` requests, and near it that of a few more or fewer."""
-    curve = speed.decode_curve
-    if len(curve) < 2:
+    if len(speed.decode_curve) < 2:
         return speed.decode_a, speed.decode_b, speed.decode_c
-    after = min(max(bisect_right(curve, batch, key=lambda point: point.batch), 1), len(curve) - 1)
-    low, high = curve[after - 1], curve[after]
-    span = high.batch - low.batch
-    b = (high.seconds - low.seconds) / span
-    way = min(max((batch - low.batch) / span, 0.0), 1.0)
-    c = low.seconds_per_token + way * (high.seconds_per_token - low.seconds_per_token)
-    return low.seconds - b * low.batch, b, c
+    return segments_of(speed.decode_curve).line(batch)
 
 
 def decode_step_seconds(speed: SpeedCoefficients, batch: float, context_tokens: float) -> float:
@@ -51,17 +78,20 @@ def decode_step_seconds(speed: SpeedCoefficients, batch: float, context_tokens: 
     return a + b * batch + c * context_tokens
 
 
-def decode_steps(speed: SpeedCoefficients, context_tokens: float, most: float) -> tuple[list[float], list[float]]:
-    """Return batches from 0 to `most`, ascending, and their steps (s) with `context_tokens` each.
+def decode_steps(speed: SpeedCoefficients, context_tokens: float, most: float) -> Iterator[tuple[float, float]]:
+    """Yield batches from 0 to `most`, ascending, and their steps (s) with `context_tokens` each.
 
     It is straight between them. Steps never fall: what a measurement shows of that is noise.
     """
-    batches = [0.0, *(point.batch for point in speed.decode_curve if 0.0 < point.batch < most), max(most, 0.0)]
-    steps: list[float] = []
-    for batch in batches:
-        seconds = decode_step_seconds(speed, batch, batch * context_tokens)
-        steps.append(max(seconds, steps[-1] if steps else 0.0))
-    return batches, steps
+    step = 0.0
+    curve = speed.decode_curve
+    for batch, seconds, each in _points(curve) if len(curve) > 1 else ((0.0, speed.decode_a, 0.0),):
+        if batch and batch >= most:
+            break
+        step = max(seconds + each * (batch * context_tokens), step)
+        yield batch, step
+    most = max(most, 0.0)
+    yield most, max(decode_step_seconds(speed, most, most * context_tokens), step)
 
 
 def decode_batch(speed: SpeedCoefficients, step_seconds: float, context_tokens: float, most: float) -> float:
@@ -69,13 +99,12 @@ def decode_batch(speed: SpeedCoefficients, step_seconds: float, context_tokens: 
     if not speed.decode_curve:  # asked for every candidate of every request
         spare, each = step_seconds - speed.decode_a, speed.decode_b + speed.decode_c * context_tokens
         return 0.0 if spare < 0 else most if spare >= most * each else spare / each
-    batches, steps = decode_steps(speed, context_tokens, most)
-    if step_seconds < steps[0]:
-        return 0.0
-    for (batch, step), (more, longer) in pairwise(zip(batches, steps, strict=True)):
+    batch = step = 0.0
+    for more, longer in decode_steps(speed, context_tokens, most):
         if step_seconds < longer:
-            return batch + (more - batch) * (step_seconds - step) / (longer - step)
-    return batches[-1]
+            return batch + (more - batch) * (step_seconds - step) / (longer - step) if more else 0.0
+        batch, step = more, longer
+    return batch
 
 
 def scaled(speed: SpeedCoefficients, *, factor: float, offset_seconds: float = 0.0) -> SpeedCoefficients:

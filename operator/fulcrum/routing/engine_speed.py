@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fulcrum.api.worker import SpeedCoefficients
-from fulcrum.capacity.decode_curve import decode_line
+from fulcrum.capacity.decode_curve import Segments, segments_of
 from fulcrum.capacity.speed import SpeedSource, WorkerSpeed
 
 NOMINAL_SPEED: Final = WorkerSpeed(
@@ -29,7 +29,7 @@ class EngineSpeed:
         self.prefill_a, self.prefill_c = k.prefill_a, k.prefill_c
         # Times are divided by a step, whatever a profile leaves out.
         self.least_step = max(speed.idle_step_seconds, 1e-6)
-        self.curved = len(k.decode_curve) > 1
+        self.curve: Segments | None = segments_of(k.decode_curve) if len(k.decode_curve) > 1 else None
         self.decode_b, self.decode_c = k.decode_b, k.decode_c
         self.kv_capacity = float(speed.kv_capacity_tokens)
         self.max_batch = float(speed.max_batch)
@@ -39,8 +39,8 @@ class EngineSpeed:
 
     def decode_line(self, batch: float) -> tuple[float, float, float]:
         """Return a, b, c of `a + b * batch + c * context`, the seconds of a decode step of about so many requests."""
-        if self.curved:
-            return decode_line(self.speed.coefficients, batch)
+        if self.curve is not None:
+            return self.curve.line(batch)
         return self.least_step, self.decode_b, self.decode_c
 
     def work_seconds(self, prompt_tokens: float, cached_tokens: float, cv2: float = 0.0) -> float:
@@ -54,7 +54,7 @@ class EngineSpeed:
     def step_share_of(self, prompt_tokens: float, output_tokens: float, tpot_seconds: float) -> float:
         """Part of its longest decode step that a request takes, 0 to 1."""
         context = prompt_tokens + output_tokens / 2
-        if self.curved:
+        if self.curve is not None:
             most = self.speed.decode_batch(tpot_seconds, context)
             return 1.0 / most if most > 1.0 else 1.0
         room = tpot_seconds - self.least_step

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,7 +10,6 @@ from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, RankReport, SpeedCoefficients, WorkCounters
 from fulcrum.simulation.fleet import Pod
 from fulcrum.simulation.worker import SimulatedWorker
-from fulcrum.simulation.worker_host import WorkDone
 
 
 def load_report(pod: Pod) -> LoadReport:
@@ -31,7 +29,7 @@ def load_report(pod: Pod) -> LoadReport:
         kv_held_for_peers=sum(rank.held_blocks for rank in ranks) / blocks,
         kv_capacity_tokens=speed.kv_capacity_tokens * len(ranks),
         speed=coefficients if isinstance(coefficients, SpeedCoefficients) else None,
-        work=_counters(rank.work for rank in ranks),
+        work=_counters(ranks),
         max_batch=speed.max_batch,
         max_batched_tokens=speed.max_batched_tokens,
         ranks=tuple(map(_rank_report, ranks)) if len(ranks) > 1 else msgspec.UNSET,
@@ -47,21 +45,18 @@ def _rank_report(rank: SimulatedWorker) -> RankReport:
         kv_usage=rank.kv_usage,
         kv_held_for_peers=rank.held_blocks / rank.kv_capacity_blocks,
         kv_capacity_tokens=rank.speed.kv_capacity_tokens,
-        work=_counters([rank.work]),
+        work=_counters([rank]),
     )
 
 
-def _counters(works: Iterable[WorkDone]) -> WorkCounters:
-    total = WorkDone()
-    for work in works:
-        for field in fields(total):
-            setattr(total, field.name, getattr(total, field.name) + getattr(work, field.name))
+def _counters(ranks: Sequence[SimulatedWorker]) -> WorkCounters:
+    works = [rank.work for rank in ranks]
     return WorkCounters(
-        prompts=total.prompts,
-        prompt_tokens=total.prompt_tokens,
-        cached_tokens=total.cached_tokens,
-        prefill_seconds=total.prefill_seconds,
-        decode_tokens=total.decode_tokens,
-        decode_seconds=total.decode_seconds,
-        computed_tokens=total.prompt_tokens - total.cached_tokens,
+        prompts=sum([work.prompts for work in works]),
+        prompt_tokens=sum([work.prompt_tokens for work in works]),
+        cached_tokens=sum([work.cached_tokens for work in works]),
+        prefill_seconds=sum([work.prefill_seconds for work in works]),
+        decode_tokens=sum([work.decode_tokens for work in works]),
+        decode_seconds=sum([work.decode_seconds for work in works]),
+        computed_tokens=sum([work.prompt_tokens - work.cached_tokens for work in works]),
     )
