@@ -24,7 +24,7 @@ from fulcrum.api.names import Role
 from fulcrum.api.record import Outcome, RingPage, pack_rows
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
-from fulcrum.api.worker import SpeedCoefficients
+from fulcrum.api.worker import DecodePoint, SpeedCoefficients
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.decide.rehearsed import Wanted
 from fulcrum.load.demand import promised
@@ -46,7 +46,17 @@ RATE = 5.0
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPEED = WorkerSpeed(
     coefficients=SpeedCoefficients(
-        prefill_a=0.010, prefill_b=25e-6, prefill_c=1e-10, decode_a=0.008, decode_b=60e-6, decode_c=50e-9
+        prefill_a=0.010,
+        prefill_b=25e-6,
+        prefill_c=1e-10,
+        decode_a=0.008,
+        decode_b=60e-6,
+        decode_c=50e-9,
+        # As workers have it that have measured themselves; here it is the line.
+        decode_curve=tuple(
+            DecodePoint(batch=batch, seconds=0.008 + 60e-6 * batch, seconds_per_token=50e-9)
+            for batch in (1.0, 8.0, 32.0, 128.0, 256.0)
+        ),
     ),
     kv_capacity_tokens=500_000,
 )

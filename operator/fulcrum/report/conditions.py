@@ -140,7 +140,8 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
         if trace.unreachable:
             notes.append(
                 "Even an idle worker is slower than spec.slo for requests of this length; the balance plans for the "
-                "nearest promise that one keeps. Widen spec.slo.ttft or spec.slo.tpot, or use faster workers."
+                "nearest promise that one keeps, and keeps its size while admission turns all of them away. Widen "
+                "spec.slo.ttft or spec.slo.tpot, or use faster workers."
             )
     if snapshot.measurements.plays_distrusted:
         said = said or Reason.REHEARSAL_OFF
