@@ -157,6 +157,23 @@ def test_an_answer_that_would_outgrow_the_cache_is_turned_away(output_tokens: in
         assert outcome.reason is Reason.KV_EXHAUSTED
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_where_answers_outgrew_what_was_expected_the_next_one_goes_elsewhere(workers: int) -> None:
+    """What was promised on all but the last is less than on that one, and has filled their caches since."""
+    admission, view = make(decodes=workers)
+    names = [f"d{number}" for number in range(workers)]
+    for name in names:
+        last = name == names[-1]
+        for _ in range(12 if last else 10):
+            incoming = Incoming(prompt_tokens=1000, output_tokens=100, exclude=frozenset(names) - {name})
+            found = route(incoming, view, 400.0 * last)
+            assert isinstance(found, Route)
+            view.prefill_done(view.start(incoming, found, 400.0 * last), 400.0 * last)
+    outcome = admission.decide(Incoming(prompt_tokens=1000, output_tokens=5000, two_legs=True), view, 401.0)
+    assert isinstance(outcome, Admit), outcome
+    assert outcome.route.decode.name == names[-1]
+
+
 @pytest.mark.parametrize(("life_tokens", "let_in"), [(100, True), (30_000, False)])
 def test_a_prompt_waits_for_memory_within_its_promise(life_tokens: int, let_in: bool) -> None:
     """Three contexts of 60,000 tokens, a prompt of 25,000 that takes 2.5 s to prefill, and a cache of 200,000."""

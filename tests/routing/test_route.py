@@ -50,6 +50,19 @@ def test_the_shorter_queue_and_the_smaller_batch() -> None:
     assert abs(view.workers.by_name["d0"].answers.pending - view.workers.by_name["d1"].answers.pending) <= 1
 
 
+def test_a_worker_whose_answers_outgrew_what_was_expected_of_them_is_a_full_one() -> None:
+    view = cluster(1, 2)
+    for _ in range(10):
+        send(view, ask(exclude=frozenset({"d1"})), decoding=True)
+    for _ in range(12):
+        send(view, ask(exclude=frozenset({"d0"})), now_seconds=200.0, decoding=True)
+    long = view.workers.by_name["d0"]
+    assert long.has_outgrown(200.0), "10 contexts of about 11,000 tokens, in a cache of 100,000"
+    assert not long.has_outgrown(200.0), "it is known now"
+    assert long.answers.load > 1
+    assert names(find(view, now_seconds=200.0)) == ("p0", "d1")
+
+
 def test_predicted_ttft_is_queue_plus_own_plus_transfer_plus_first_step() -> None:
     view = cluster(1, 1)
     assert find(view).ttft_seconds == pytest.approx(0.1 + 0.01 + 0.011)

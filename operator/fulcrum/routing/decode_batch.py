@@ -51,8 +51,9 @@ class DecodeBatch:
 
     @property
     def load(self) -> float:
-        """Part of its capacity that is promised or in use."""
-        return self.decode_share + self.foreign_share
+        """Part of its capacity that is promised, or of its KV cache that is in use: answers outgrow expectations."""
+        promised, capacity = self.decode_share + self.foreign_share, self.engine.kv_capacity
+        return max(promised, (self.context_tokens + self.foreign_context) / capacity) if capacity > 0 else promised
 
     def step_seconds(self) -> float:
         """One decode step of what runs now."""

@@ -174,6 +174,13 @@ class WorkerView:
         if self.lockstep is not None:
             self.lockstep.moved(now_seconds)
 
+    def has_outgrown(self, now_seconds: float) -> bool:
+        """Report whether answers have filled it further than its key says; it then gets the key of now."""
+        before = self.decode_key
+        self.answers.advance(now_seconds)
+        self.set_keys()
+        return self.decode_key > before
+
     def set_keys(self) -> None:
         """Its place among the others has changed."""
         prompts, answers = self.prompts, self.answers
