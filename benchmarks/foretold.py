@@ -35,7 +35,7 @@ from fulcrum.simulation.policies import Ours
 
 LEAST_REQUESTS: Final = 20
 MANY: Final = 200
-"""Of so many requests a share differs by less than 5 points from what is to be expected."""
+"""The share of so many requests is seldom off by 5 points by chance alone."""
 WELL: Final = 0.98
 LEAST_INTERVALS: Final = 200
 POINTS: Final = 0.05

@@ -57,8 +57,8 @@ def test_a_worker_whose_answers_outgrew_what_was_expected_of_them_is_a_full_one(
     for _ in range(12):
         send(view, ask(exclude=frozenset({"d0"})), now_seconds=200.0, decoding=True)
     long = view.workers.by_name["d0"]
-    assert long.has_outgrown(200.0), "10 contexts of about 11,000 tokens, in a cache of 100,000"
-    assert not long.has_outgrown(200.0), "it is known now"
+    assert long.turns_out_fuller(200.0), "10 contexts of about 11,000 tokens, in a cache of 100,000"
+    assert not long.turns_out_fuller(200.0), "it is known now"
     assert long.answers.load > 1
     assert names(find(view, now_seconds=200.0)) == ("p0", "d1")
 

@@ -132,8 +132,8 @@ class Admission:
         cap = self.classes.output_caps[incoming.qos]
         if cap is not None and (incoming.waited_seconds > 0 or now_seconds < self._saturated_until):
             incoming = capped(incoming, cap)
-            return _with_cap(self._decided(incoming, view, now_seconds, again), cap)
-        decided = self._decided(incoming, view, now_seconds, again)
+            return _with_cap(self._consider(incoming, view, now_seconds, again), cap)
+        decided = self._consider(incoming, view, now_seconds, again)
         if (
             isinstance(decided, Reject)
             and decided.retry_after_seconds is not None
@@ -145,21 +145,21 @@ class Admission:
                 return _with_cap(self._consider(capped(incoming, cap), view, now_seconds, again=True), cap)
         return decided
 
-    def _decided(
+    def _consider(
         self, incoming: Incoming, view: ClusterView, now_seconds: float, again: bool
     ) -> Admit | Preempt | Reject:
         """Decide; where the best worker is fuller than it was taken for, once more with what is known now."""
-        decided = self._consider(incoming, view, now_seconds, again)
+        decided = self._on_best_path(incoming, view, now_seconds, again)
         while (
             isinstance(decided, Reject)
             and decided.over is Reason.KV_EXHAUSTED
             and decided.predicted is not None
-            and decided.predicted.decode.has_outgrown(now_seconds)
+            and decided.predicted.decode.turns_out_fuller(now_seconds)
         ):
-            decided = self._consider(incoming, view, now_seconds, again=True)
+            decided = self._on_best_path(incoming, view, now_seconds, again=True)
         return decided
 
-    def _consider(
+    def _on_best_path(
         self, incoming: Incoming, view: ClusterView, now_seconds: float, again: bool
     ) -> Admit | Preempt | Reject:
         # Waiting makes no path better: where two legs would be late now, one worker for both would hold up others.

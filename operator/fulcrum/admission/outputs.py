@@ -77,7 +77,8 @@ class OutputLengths:
     def expect(self, qos: int, prompt_tokens: float, max_tokens: float | None) -> float:
         """Output tokens of a request, at most `max_tokens`, at least 1.
 
-        Before any has ended so many that the longest answer under way has as much left as routing expects of one.
+        While too few have ended: as routing expects `least_left` of an answer to be left, the longest one under way is
+        made but for that share.
         """
         expected = self._of_ended(qos, prompt_tokens)
         if expected is None:

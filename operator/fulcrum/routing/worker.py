@@ -174,8 +174,8 @@ class WorkerView:
         if self.lockstep is not None:
             self.lockstep.moved(now_seconds)
 
-    def has_outgrown(self, now_seconds: float) -> bool:
-        """Report whether answers have filled it further than its key says; it then gets the key of now."""
+    def turns_out_fuller(self, now_seconds: float) -> bool:
+        """Set its place among the others by what its answers have filled until now; report whether it is fuller."""
         before = self.decode_key
         self.answers.advance(now_seconds)
         self.set_keys()
