@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from _loopback.launch import free_ports
 from tests.machine import deadline_seconds
 
 _START_SECONDS = 120.0
@@ -79,9 +79,7 @@ class PrometheusServer:
         self._same_jobs = same_jobs
         self._features = features
         self._process: asyncio.subprocess.Process | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port: int = free.getsockname()[1]
+        (self._port,) = free_ports(1)
 
     @property
     def url(self) -> str:

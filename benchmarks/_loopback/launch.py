@@ -3,25 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
 import signal
 import socket
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 HERE = Path(__file__).parent
 _STOP_SECONDS = 15.0
+_PORTS: Final = range(20_000, 30_000)
+"""Below those that kernels choose for outgoing connections and for port 0 (Linux: 32,768 and up)."""
+_MOST_HELD: Final = 64
+_held: Final[deque[socket.socket]] = deque()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 on which nothing listens."""
-    with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in taken:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in taken]
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports for servers that start later, or come again: nothing listens on them, and nobody else is given them.
+
+    The kernel does not choose them for others, and while this process lives, its next 64 included, no other call gives
+    them, in no process. Raises OSError where there are none left.
+    """
+    found: list[int] = []
+    first = random.randrange(len(_PORTS))
+    for port in (*_PORTS[first:], *_PORTS[:first]):
+        if len(found) == count:
+            return found
+        if _hold(host, port):
+            found.append(port)
+    if len(found) < count:
+        raise OSError(errno.EADDRINUSE, f"{count} free ports of {host} are asked for, there are {len(found)}.")
+    return found
+
+
+def _hold(host: str, port: int) -> bool:
+    """Hold a port against other calls by the datagram socket of the same number."""
+    held = socket.socket(type=socket.SOCK_DGRAM)
+    try:
+        held.bind((host, port))
+        socket.create_server((host, port)).close()
+    except OSError:
+        held.close()
+        return False
+    _held.append(held)
+    if len(_held) > _MOST_HELD:
+        _held.popleft().close()
+    return True
 
 
 @contextlib.contextmanager

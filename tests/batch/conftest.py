@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from _loopback.launch import free_ports
 from tests.gateway.agents import Agent, report
 from tests.gateway.conftest import Engine, Site, make_site, pytest_asyncio_loop_factories
 from tests.machine import deadline_seconds
@@ -37,11 +37,6 @@ CLASSES = (
 
 
 QUICK = SpeedCoefficients(prefill_a=0.0, prefill_b=1e-6, prefill_c=0.0, decode_a=1e-3, decode_b=1e-6, decode_c=0.0)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @dataclass
@@ -109,7 +104,7 @@ async def make_house(make_site: Any, tmp_path: Path) -> AsyncIterator[MakeHouse]
             (folder / name).write_text(key if isinstance(key, str) else json.dumps(key))
         agent = await Agent(report(speed=QUICK)).start()
         agents.append(agent)
-        port = free_port()
+        (port,) = free_ports(1)
         site = await make_site(
             Engine("e", Role.MIXED, facts={"agent_port": agent.port} if known else {}),
             token=TOKEN,

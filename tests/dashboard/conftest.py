@@ -1,17 +1,12 @@
-"""A browser for the tests of the page, and the modules of `benchmarks/` that drive it."""
+"""A browser for the tests of the page."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from tests.machine import factor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 from _loopback.browser import AXE, CHROMIUM, Tab, browser
+from tests.machine import factor
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]  # modules that tests here, and the benchmarks, share
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # modules that tests here share
 
-from answers import Question, questions_of  # noqa: E402
-from lanes import state_folder  # noqa: E402
-from local_cluster import REPOSITORY, Cluster, local_cluster, wait_until  # noqa: E402
-from manifests import changed  # noqa: E402
-from this_machine import TINY  # noqa: E402
+from answers import Question, questions_of
+from lanes import state_folder
+from local_cluster import REPOSITORY, Cluster, local_cluster, wait_until
+from manifests import changed
+from this_machine import TINY
 
 ELSEWHERE = "elsewhere"
 """Tests of other folders."""
@@ -79,7 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoLanes:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Engines that are there until the session ends come after all others."""
-    items.sort(key=lambda item: ORDER.index(item.path.stem if item.path.parent == HERE else ELSEWHERE))
+    items.sort(key=lambda item: ORDER.index(item.path.stem if item.path.parent == Path(__file__).parent else ELSEWHERE))
 
 
 @pytest.hookimpl(wrapper=True)

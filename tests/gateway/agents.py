@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from _loopback.launch import free_ports
 
 from fulcrum.api.names import Role
 from fulcrum.api.worker import LoadReport, SpeedCoefficients
@@ -34,8 +35,9 @@ class Agent:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Agent:
+        if not self.port:
+            (self.port,) = free_ports(1)
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from _loopback.launch import free_ports
 from tests.machine import deadline_seconds
 
 from fulcrum.api.gateway import GatewayConfig, GatewayLimits
@@ -77,8 +78,9 @@ class Engine:
     handlers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
+        if not self.port:
+            (self.port,) = free_ports(1, self.host)
         self.server = await asyncio.start_server(self._serve, self.host, self.port)
-        self.port = self.server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         if self.server is not None:

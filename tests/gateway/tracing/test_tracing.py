@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 
 import pytest
+from _loopback.launch import free_ports
 from tests.gateway.conftest import Engine, MakeSite, Seen, eventually
 from tests.gateway.tracing.collector import Collector, spans_of, traced
 
@@ -126,8 +126,7 @@ async def test_refusal_is_told_with_its_reason(collector: Collector, make_site: 
 
 
 async def test_dead_collector_costs_a_counter(make_site: MakeSite) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    (port,) = free_ports(1)
     tracing = GatewayTracing(endpoint=f"http://127.0.0.1:{port}", sampling_ratio=1.0)
     site = await make_site(Engine("w", Role.MIXED), config={"tracing": tracing})
     assert (await site.post(BODY)).status == 200

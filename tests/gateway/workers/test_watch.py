@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import statistics
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from _loopback.launch import free_ports
 from tests.gateway.conftest import eventually
 from tests.machine import deadline_seconds
 
@@ -362,8 +362,7 @@ async def start_gateway(
     token: str = "",
 ) -> int:
     """A gateway process that has the Pod `name`; its port, once it is ready."""
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
+    (port,) = free_ports(1, host)
     document = msgspec.json.encode(config).decode()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fulcrum.cli.app", "gateway", "--host", host, "--port", str(port),

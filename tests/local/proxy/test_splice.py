@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from _loopback.launch import free_ports
 from tests.machine import deadline_seconds
 
 from fulcrum_local.proxy.proxy import ServiceProxy
@@ -27,13 +28,6 @@ def on_uvloop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], N
 
     run.__name__ = test.__name__
     return run
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def echo(mark: bytes = b"") -> Handler:
@@ -59,7 +53,7 @@ async def backend(handler: Handler) -> AsyncIterator[Address]:
 @asynccontextmanager
 async def forwarding(*endpoints: Address) -> AsyncIterator[tuple[ServiceProxy, Address]]:
     proxy = ServiceProxy(api=None)  # type: ignore[arg-type] # the listeners alone need no API server
-    address = (HOST, free_port())
+    address = (HOST, *free_ports(1, HOST))
     assert await proxy.apply({address: endpoints})
     try:
         yield proxy, address
@@ -85,7 +79,7 @@ async def test_bytes_half_close_and_end_pass_through() -> None:
 
 @on_uvloop
 async def test_endpoints_take_turns_and_a_dead_one_is_skipped() -> None:
-    dead = ("127.77.250.7", free_port())
+    dead = ("127.77.250.7", *free_ports(1, "127.77.250.7"))
     async with backend(echo(b"a")) as one, backend(echo(b"b")) as two, forwarding(one, two, dead) as (_, address):
         answers = [await talk(address, b"") for _ in range(6)]
         assert set(answers) == {b"a", b"b"}
@@ -110,7 +104,7 @@ async def test_new_endpoints_count_at_once_and_old_connections_stay() -> None:
 
 @on_uvloop
 async def test_no_living_endpoint_resets_the_client() -> None:
-    async with forwarding(("127.77.250.7", free_port())) as (_, address):
+    async with forwarding(("127.77.250.7", *free_ports(1, "127.77.250.7"))) as (_, address):
         reader, writer = await asyncio.open_connection(*address)
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), deadline_seconds(60))
@@ -168,7 +162,7 @@ async def test_an_endpoint_that_ends_the_connection_at_once_is_skipped(monkeypat
         await writer.wait_closed()
 
     loop = asyncio.get_running_loop()
-    connect, bad, good = loop.create_connection, free_port(), free_port()
+    connect, (bad, good) = loop.create_connection, free_ports(2, HOST)
 
     async def connect_and_lose(factory: Callable[[], _Side], host: str, port: int, **options: Any) -> Any:
         transport, side = await connect(factory, host, port, **options)
