@@ -59,31 +59,18 @@ class OutputLengths:
 
         Before any has ended it is that of the longest answer under way, and 0 where that is shorter than usual ones.
         """
-        ended = self._of_ended(qos, prompt_tokens)
-        if ended is not None:
-            return ended
-        longest = self._longest[qos]
-        return longest if longest > TUNING.usual_output_tokens else 0.0
-
-    def _of_ended(self, qos: int, prompt_tokens: float) -> float | None:
         lengths = self._lengths[qos]
         own = _bucket(prompt_tokens)
         for away in range(_BUCKETS):
             for place in (own - away, own + away):
                 if 0 <= place < _BUCKETS and lengths[place].known:
                     return lengths[place].mean_tokens
-        return None
+        longest = self._longest[qos]
+        return longest if longest > TUNING.usual_output_tokens else 0.0
 
     def expect(self, qos: int, prompt_tokens: float, max_tokens: float | None) -> float:
-        """Output tokens of a request, at most `max_tokens`, at least 1.
-
-        While too few have ended: as routing expects `least_left` of an answer to be left, the longest one under way is
-        made but for that share.
-        """
-        expected = self._of_ended(qos, prompt_tokens)
-        if expected is None:
-            expected = max(self._longest[qos] / (1 - ROUTING.least_left), TUNING.usual_output_tokens)
-        expected = max(expected, 1.0)
+        """Output tokens of a request, at most `max_tokens`, at least 1."""
+        expected = max(self.mean(qos, prompt_tokens) or TUNING.usual_output_tokens, 1.0)
         return expected if max_tokens is None or expected < max_tokens else max(max_tokens, 1.0)
 
     def learn(self, qos: int, prompt_tokens: float, output_tokens: float) -> None:
