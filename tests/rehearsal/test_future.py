@@ -30,7 +30,7 @@ SEEN = make_seen(
 
 
 def played(seen: Seen = SEEN, span: Span = SPAN, *, seed: int = 1, stands_since: float = 0.0) -> Future:
-    return future(seen, span, np.random.default_rng(seed), stands_since=stands_since)
+    return future(seen, span, np.random.default_rng(seed), longer=False, stands_since=stands_since)
 
 
 def test_the_past_comes_as_it_was_and_then_the_stretch_again_and_again() -> None:
@@ -134,7 +134,7 @@ def test_whatever_was_seen_a_future_is_in_order(
     span = Span(
         now=now, start=now - past, filled=now - past / 2, since=since, scored_seconds=scored, beyond_seconds=beyond
     )
-    found = future(seen, span, random, stands_since=0.0)
+    found = future(seen, span, random, longer=bool(seed % 2), stands_since=0.0)
     at, prompts = found.load.arrival_seconds, found.load.prompt_tokens
     assert np.all(np.diff(at) >= 0)
     assert len(found.scored) == len(found.known) == len(at)
@@ -190,3 +190,14 @@ def test_a_quick_load_is_played_for_less_time() -> None:
     """Cost is counted in requests: those to come are a thousand at most."""
     span = spanned(300.0, 8.0, ttft=SLO.ttft_seconds)
     assert (span.scored_seconds + span.beyond_seconds) * 8.0 == pytest.approx(TUNING.most_requests, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_outlasts_all_that_ended_is_short_in_one_draw_and_long_in_the_other(seed: int) -> None:
+    """Half of what it may be is less than twice the longest that was seen."""
+    seen = make_seen(TIMES, prompt=PROMPTS, made=[40] * 7, ended=[False] * 7, refused=[False] * 7)
+    short, long = (
+        future(seen, SPAN, np.random.default_rng([seed, longer]), longer=longer, stands_since=0.0)
+        for longer in (False, True)
+    )
+    assert 40 < short.load.output_tokens.max() <= 80 <= long.load.output_tokens.min() <= 400

@@ -93,14 +93,15 @@ def span_of(
     )
 
 
-def future(seen: Seen, span: Span, random: np.random.Generator, *, stands_since: float) -> Future:
+def future(seen: Seen, span: Span, random: np.random.Generator, *, longer: bool, stands_since: float) -> Future:
     """Return the requests of a play, with drawn lengths where they are not known.
 
     Each draw is from a curve of its own (bootstrap): where few answers have ended, draws differ as much as the curves.
+    What outlasts all that ended is drawn from the `longer` half of what it may be, or from the other one (stratified).
     """
     told = np.flatnonzero(~seen.refused & (seen.made_tokens > 0))
     told = random.choice(told, len(told))
-    lengths = AnswerLengths(seen.made_tokens[told], seen.ended[told], random)
+    lengths = AnswerLengths(seen.made_tokens[told], seen.ended[told], (random.random() + (not longer)) / 2)
     until = span.scored_seconds + span.beyond_seconds
     since = max(span.since, span.now - until)  # of a long stretch the newest part
     period = span.now - since

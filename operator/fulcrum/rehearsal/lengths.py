@@ -19,15 +19,18 @@ class AnswerLengths:
     more than x times the longest that was seen with probability 1/x (a log-uniform prior).
     """
 
-    def __init__(self, lengths: Ints, ended: NDArray[np.bool_], random: np.random.Generator) -> None:
-        """`lengths` in tokens, of answers that ended, or are at least so long."""
+    def __init__(self, lengths: Ints, ended: NDArray[np.bool_], chance: float) -> None:
+        """`lengths` in tokens, of answers that ended, or are at least so long.
+
+        `chance`, 0 to 1, draws the length of what goes on beyond: the smaller it is, the longer.
+        """
         order = np.lexsort((~ended, lengths))  # of equal ones those that ended first: the others outlast them
         lengths, ended = lengths[order], ended[order]
         at_risk = len(lengths) - np.arange(len(lengths))
         surviving = np.cumprod(np.where(ended, 1.0 - 1.0 / at_risk, 1.0))
         self._lengths = lengths[ended].astype(np.float64)
         self._surviving = surviving[ended]
-        self._beyond = np.ceil(float(lengths.max(initial=1)) / max(random.random(), 1 / MOST_TIMES))
+        self._beyond = np.ceil(float(lengths.max(initial=1)) / max(chance, 1 / MOST_TIMES))
 
     def draw(self, at_least: Ints, random: np.random.Generator) -> Ints:
         """Return a length for each answer, longer than what is made of it already."""

@@ -88,7 +88,8 @@ def rehearse(question: Question) -> Answer | None:
     """Choose a layout; None: too little is known.
 
     A layout is chosen on one draw of what is unknown, and wins when another draw confirms it (no winner's curse): by
-    more than chance, and by more than a hundredth of the requests.
+    more than chance, and by more than a hundredth of the requests. What outlasts all answers that
+    ended is short in one draw and long in the other: what wins in both does not hang on a length that nobody knows.
     """
     stage, seen = question.stage, question.seen
     stretch = seen.since(question.since)
@@ -96,13 +97,19 @@ def rehearse(question: Question) -> Answer | None:
     if len(stretch) < TUNING.least_requests or not known.any():
         return None
     random = np.random.default_rng([question.seed, 0])
-    lengths = AnswerLengths(seen.made_tokens[known], seen.ended[known], random)
+    lengths = AnswerLengths(seen.made_tokens[known], seen.ended[known], random.random())
     outputs = lengths.draw(np.zeros(len(stretch), dtype=np.int64), random)
     span = span_of(seen, question.since, question.now, outputs, stage.slo, known_from=question.known_from)
     plays = _Plays(question)
     first, second = (
-        future(seen, span, np.random.default_rng([question.seed, draw]), stands_since=question.stands_since)
-        for draw in (1, 2)
+        future(
+            seen,
+            span,
+            np.random.default_rng([question.seed, 1 + longer]),
+            longer=longer,
+            stands_since=question.stands_since,
+        )
+        for longer in (False, True)
     )
     total = len(first.seen_seconds)
     if not (total and len(second.seen_seconds)):
