@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 MODEL = "m"
 """Served by the gateways of `make_site`."""
 CHUNK_TOKENS = 64
-STEPS = 12
+STEPS = 24
 PROMPT_TOKENS = STEPS * CHUNK_TOKENS
 SLOWER = 4.0
 """The least slowness, in predicted times, that is shown."""
@@ -223,10 +223,10 @@ async def test_a_prompt_that_takes_four_times_as_long_is_answered_by_its_worker_
     step_seconds = max(*(engine.prefill_seconds(CHUNK_TOKENS) for engine in engines), *(step.seconds for step in steps))
     promise_seconds = max(deadline_seconds(2.0), 3 * step_seconds * STEPS)
     overdue_seconds = promise_seconds / 2
-    # The prompt takes longer than promised, and no step of it as long as a worker may stand still, if a step's
-    # processor time is between half and twice of what is assumed. It depends on what else runs, and the first prompts
-    # take more of it: what was too quick says how much it is.
-    longer_seconds = 0.44 * overdue_seconds
+    # The prompt takes longer than promised, and no step of it as long as a worker may stand still, if a step's processor
+    # time is between half and four times of what is assumed. It depends on what else runs, and the first prompts take
+    # more of it: what was too quick says how much it is.
+    longer_seconds = 0.22 * overdue_seconds
     step_cpu_seconds = max(step.cpu_seconds for step in steps)
     site = await site_of(make_site, engines, promise_seconds)
     for attempt in range(1, ATTEMPTS + 1):
