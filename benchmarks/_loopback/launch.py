@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -26,16 +27,11 @@ _held: Final[deque[socket.socket]] = deque()
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Ports for servers that start later, or come again: nothing listens on them, and nobody else is given them.
 
-    The kernel does not choose them for others, and while this process lives, its next 64 included, no other call gives
-    them, in no process. Raises OSError where there are none left.
+    The kernel chooses none of them for others. No other call gives them, in no process, until this process has ended or
+    has taken 64 more. Raises OSError where there are none left.
     """
-    found: list[int] = []
     first = random.randrange(len(_PORTS))
-    for port in (*_PORTS[first:], *_PORTS[:first]):
-        if len(found) == count:
-            return found
-        if _hold(host, port):
-            found.append(port)
+    found = list(islice((port for port in (*_PORTS[first:], *_PORTS[:first]) if _hold(host, port)), count))
     if len(found) < count:
         raise OSError(errno.EADDRINUSE, f"{count} free ports of {host} are asked for, there are {len(found)}.")
     return found

@@ -60,7 +60,7 @@ def test_a_port_is_given_once_before_anything_listens_on_it(monkeypatch: pytest.
         assert other.stdout is not None
         theirs = [int(each) for each in other.stdout.readline().split()]
         assert len(set(theirs)) == 20
-        assert max(theirs) < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        assert max(theirs) < 32_768, "from there on Linux chooses itself, if nobody has set another range"
         monkeypatch.setattr(launch, "_PORTS", theirs)
         with pytest.raises(OSError, match=r"1 free ports .* there are 0"):
             launch.free_ports(1)

@@ -17,7 +17,7 @@ from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.candidates import candidates
 from fulcrum.rehearsal.difference import Bools, difference, mean_difference, over_draws
 from fulcrum.rehearsal.foretold import Course, Foretold
-from fulcrum.rehearsal.future import Future, future, span_of
+from fulcrum.rehearsal.future import Future, Span, future, span_of
 from fulcrum.rehearsal.lengths import AnswerLengths
 from fulcrum.rehearsal.play import Stage, play
 from fulcrum.rehearsal.trust import Trust
@@ -88,8 +88,7 @@ def rehearse(question: Question) -> Answer | None:
     """Choose a layout; None: too little is known.
 
     A layout is chosen on one draw of what is unknown, and wins when another draw confirms it (no winner's curse): by
-    more than chance, and by more than a hundredth of the requests. What outlasts all answers that
-    ended is short in one draw and long in the other: what wins in both does not hang on a length that nobody knows.
+    more than chance, and by more than a hundredth of the requests.
     """
     stage, seen = question.stage, question.seen
     stretch = seen.since(question.since)
@@ -101,16 +100,7 @@ def rehearse(question: Question) -> Answer | None:
     outputs = lengths.draw(np.zeros(len(stretch), dtype=np.int64), random)
     span = span_of(seen, question.since, question.now, outputs, stage.slo, known_from=question.known_from)
     plays = _Plays(question)
-    first, second = (
-        future(
-            seen,
-            span,
-            np.random.default_rng([question.seed, 1 + longer]),
-            longer=longer,
-            stands_since=question.stands_since,
-        )
-        for longer in (False, True)
-    )
+    first, second = (_drawn(question, span, longer=longer) for longer in (False, True))
     total = len(first.seen_seconds)
     if not (total and len(second.seen_seconds)):
         return None
@@ -150,6 +140,16 @@ def rehearse(question: Question) -> Answer | None:
         plays=plays.count,
         played_requests=plays.requests,
     )
+
+
+def _drawn(question: Question, span: Span, *, longer: bool) -> Future:
+    """Return one of two draws of what is unknown.
+
+    What outlasts all answers that ended is short in one of them and long in the other: what wins in both does not hang
+    on a length that nobody knows.
+    """
+    random = np.random.default_rng([question.seed, 1 + longer])
+    return future(question.seen, span, random, longer=longer, stands_since=question.stands_since)
 
 
 class _Verdict(NamedTuple):
