@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.rehearsal.worlds import SLO, split, watch
 from tests.simulation.worlds import in_classes, poisson, qos_classes
 
@@ -243,7 +244,7 @@ def test_whatever_rings_say_is_taken(pages: list[RingPage], read_seconds_ago: fl
 @pytest.mark.parametrize("field", ["age_seconds", "duration_seconds", "ttft_seconds"])
 def test_a_time_that_is_none_does_no_harm(field: str, wrong: float) -> None:
     fields: dict[str, Any] = {field: wrong}
-    check(of(request(10), replace(request(20), **fields), request(30, outcome=Outcome.PENDING, **NOTHING)))
+    check(of(request(10), structs.replace(request(20), **fields), request(30, outcome=Outcome.PENDING, **NOTHING)))
     check(of(request(10), covers=inf))
     assert recorded(recording(request(10), covers=nan), ENDS, slo=SLO) is None
 

@@ -8,7 +8,6 @@ it is one of a clock: all are ages, or count from the ring's start, whose age is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite
 from typing import Annotated, Final
@@ -105,8 +104,7 @@ class RingPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Requests in the order of their ends, and then those that are under way, each a part of `pack_rows`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRequest:
+class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request of a ring."""
 
     age_seconds: float
@@ -192,12 +190,13 @@ def read_page(body: bytes) -> RingPage:
     return page
 
 
-def decode(page: RingPage) -> list[RecordedRequest]:
+def decode(page: RingPage, *, older_by_seconds: float = 0.0) -> list[RecordedRequest]:
     """The requests of a page, in the order of their ends; those that its sampling leaves out are not there.
 
-    Raises RecordError.
+    `older_by_seconds`: how long ago the page was written. Raises RecordError.
     """
     found: list[RecordedRequest] = []
+    age_of_start_seconds = page.age_of_start_seconds + older_by_seconds
     for packed in page.packed_rows:
         try:
             rows = unpack_rows(packed)
@@ -205,15 +204,19 @@ def decode(page: RingPage) -> list[RecordedRequest]:
             raise RecordError(f"its ring cannot be read: {error}") from None
         if len(found) + len(rows) > MOST_ROWS:
             raise RecordError(f"its ring has more than {MOST_ROWS} requests")
-        found += (_request(page, row) for row in rows if is_sampled(row.keys, row.number, page.sampling_depths))
+        found += [
+            _request(page, row, age_of_start_seconds - row.arrival)
+            for row in rows
+            if is_sampled(row.keys, row.number, page.sampling_depths)
+        ]
     return found
 
 
-def _request(page: RingPage, row: Row) -> RecordedRequest:
+def _request(page: RingPage, row: Row, age_seconds: float) -> RecordedRequest:
     if row.qos >= len(page.classes) or not isfinite(row.arrival + row.duration + row.ttft + row.retry_after):
         raise RecordError("its ring does not fit together")
     return RecordedRequest(
-        age_seconds=page.age_of_start_seconds - row.arrival,
+        age_seconds=age_seconds,
         duration_seconds=row.duration,
         outcome=row.outcome,
         qos_class=page.classes[row.qos],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from fulcrum.api.admission_state import MOST_CLASSES
@@ -58,7 +59,9 @@ def _load(requests: Sequence[RecordedRequest]) -> list[RecordedRequest] | None:
     if not read:
         return None if unread else []
     usual = sorted(read, key=lambda request: request.prompt_tokens)[len(read) // 2]
-    as_usual = [replace(one, prompt_tokens=usual.prompt_tokens, qos_class=usual.qos_class) for one in unread]
+    as_usual = [
+        msgspec.structs.replace(one, prompt_tokens=usual.prompt_tokens, qos_class=usual.qos_class) for one in unread
+    ]
     return sorted(read + as_usual, key=lambda request: -request.age_seconds)
 
 

@@ -6,9 +6,11 @@ A gateway that does not answer, or whose ring is young, leaves the time before u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Final
+
+import msgspec
 
 from fulcrum.api.record import Outcome, RecordedRequest, RecordError, RingPage, decode, is_sampled, sampling_rate
 
@@ -62,7 +64,7 @@ def merge(rings: Sequence[ReadRing], *, last_seconds: float = inf) -> Recording:
     for ring in rings:
         if ring.page is not None:
             try:
-                found.append((ring, ring.page, decode(ring.page)))
+                found.append((ring, ring.page, decode(ring.page, older_by_seconds=ring.read_seconds_ago)))
             except RecordError as error:
                 silent.append((ring.gateway, str(error)))
     if not found:
@@ -72,13 +74,10 @@ def merge(rings: Sequence[ReadRing], *, last_seconds: float = inf) -> Recording:
     covers_from = min(covers_from, last_seconds)
     requests = [
         request
-        if not ring.read_seconds_ago
-        else replace(request, age_seconds=request.age_seconds + ring.read_seconds_ago)
-        for ring, page, own in found
-        for request in own
-        if _is_sampled_as(request, page.sampling_depths, depths)
+        for _, page, own in found
+        for request in _thinned(own, page.sampling_depths, depths)
+        if request.age_seconds <= covers_from
     ]
-    requests = [request for request in requests if request.age_seconds <= covers_from]
     requests.sort(key=lambda request: -request.age_seconds)
     once = _without_retries(requests)
     return Recording(
@@ -91,11 +90,15 @@ def merge(rings: Sequence[ReadRing], *, last_seconds: float = inf) -> Recording:
     )
 
 
-def _is_sampled_as(request: RecordedRequest, own: Sequence[int], coarsest: Sequence[int]) -> bool:
-    """Whether a request stays where its ring is thinned to the rate of the coarsest one, at the place that it chose."""
+def _thinned(
+    requests: Sequence[RecordedRequest], own: Sequence[int], coarsest: Sequence[int]
+) -> Sequence[RecordedRequest]:
+    """The requests of a ring, thinned to the rate of the coarsest one, at the place that the ring chose."""
     further = coarsest[len(own) :]
+    if not further:
+        return requests
     depths = (*own, *([own[-1]] * len(further) if own else further))
-    return is_sampled(request.keys, request.number, depths, len(own))
+    return [request for request in requests if is_sampled(request.keys, request.number, depths, len(own))]
 
 
 def _covers(ring: ReadRing, page: RingPage) -> float:
@@ -122,7 +125,7 @@ def _without_retries(requests: Sequence[RecordedRequest]) -> list[RecordedReques
             told[who].remove(place)
             waited = once[place].age_seconds - request.age_seconds
             ttft_seconds = request.ttft_seconds
-            once[place] = replace(
+            once[place] = msgspec.structs.replace(
                 request,
                 age_seconds=once[place].age_seconds,
                 duration_seconds=request.duration_seconds + waited,
