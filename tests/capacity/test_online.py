@@ -126,8 +126,6 @@ def test_noise_averages_out() -> None:
     drawn = np.random.default_rng(7).lognormal(0.0, 0.15, size=400)
     online = OnlineSpeed.start(scaled(TRUTH, 2)).updated(rows(TRUTH, 300, [float(each) for each in drawn]))
     assert worst_error(online.coefficients, TRUTH) < 0.15
-    assert 0.05 < online.decode_error < 0.3
-    assert 0.05 < online.prefill_error < 0.3
 
 
 def test_confidence_grows_with_varied_rows_and_less_with_equal_ones() -> None:
@@ -190,8 +188,6 @@ def test_whatever_is_reported_the_coefficients_stay_finite_and_not_negative(
     online = OnlineSpeed.start(prior).updated(found)
     assert all(math.isfinite(each) and each >= 0 for each in msgspec.structs.astuple(online.coefficients)[:6])
     assert 0.0 <= online.confidence <= 1.0
-    assert math.isfinite(online.prefill_error)
-    assert math.isfinite(online.decode_error)
 
 
 @given(

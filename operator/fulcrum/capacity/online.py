@@ -204,16 +204,6 @@ class OnlineSpeed:
         return min(self._prefill.confidence, self._decode.confidence)
 
     @property
-    def prefill_error(self) -> float:
-        """Usual relative error of recent prefill rows, before they were learnt."""
-        return self._prefill.error
-
-    @property
-    def decode_error(self) -> float:
-        """Usual relative error of recent decode rows, before they were learnt."""
-        return self._decode.error
-
-    @property
     def prefill_rows(self) -> int:
         """Prefill rows learnt so far."""
         return self._prefill.rows
