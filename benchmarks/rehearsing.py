@@ -110,7 +110,8 @@ def case_of(workers: int, rows: list[tuple[float | int | tuple[int, ...], ...]])
     for row in rows:
         for shift in random.random(times).tolist():
             ring = own[random.integers(gateways)] if gateways > 1 else own[0]
-            ring.append((max(float(row[0]) - shift * (times > 1), 0.0), *row[1:]))  # type: ignore[arg-type]
+            arrival, identity = max(float(row[0]) - shift * (times > 1), 0.0), int(random.integers(2**63))  # type: ignore[arg-type]
+            ring.append((arrival, *row[1:7], identity, len(ring), *row[9:]))
     slo = promised(spec)
     admission = Admission(
         AdmissionPolicy.OFF, (), ttft_seconds=slo.ttft_seconds, tpot_seconds=slo.tpot_seconds,

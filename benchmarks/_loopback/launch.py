@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -50,6 +51,13 @@ def _hold(host: str, port: int) -> bool:
     if len(_held) > _MOST_HELD:
         _held.popleft().close()
     return True
+
+
+@atexit.register
+def _let_go() -> None:
+    """Close what is held; Python warns of sockets that are open at its end."""
+    for held in _held:
+        held.close()
 
 
 @contextlib.contextmanager

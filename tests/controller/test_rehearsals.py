@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
+from unittest.mock import Mock, patch
 
 import msgspec
 import pytest
@@ -21,7 +22,18 @@ from fulcrum.admission import Admission
 from fulcrum.api.gateway_types import Gateway, RecordPolicy
 from fulcrum.api.internal_token import HEADER, authorization
 from fulcrum.api.names import Role
-from fulcrum.api.record import CONTENT_TYPE, PATH, Outcome, RecordError, RingPage, pack_rows, read_page
+from fulcrum.api.record import (
+    CONTENT_TYPE,
+    PATH,
+    SPREAD,
+    Outcome,
+    RecordedRequest,
+    RecordError,
+    RingPage,
+    pack_rows,
+    read_page,
+    unpack_rows,
+)
 from fulcrum.api.serving_types import Admission as Admission_
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
@@ -83,7 +95,7 @@ def ring(at: float = 60.0, rate: float = 2.2, prompt: int = 4000, standing: Layo
                 arrival, min(end, at) - arrival, ttft if arrival + ttft <= at else -1.0, -1.0,
                 int(load.prompt_tokens[place]), 4 * int(load.prompt_tokens[place]),
                 int(load.output_tokens[place]) if over else int(seen.made_tokens[place]),
-                place + 1, place, 0, Outcome.SERVED if over else Outcome.PENDING, (),
+                (place + 1) * SPREAD % 2**64, place, 0, Outcome.SERVED if over else Outcome.PENDING, (),
             )
         )  # fmt: skip
     admission = Admission(
@@ -321,6 +333,31 @@ def test_a_large_cluster_is_rehearsed_as_a_scale_model(*, sampled: bool) -> None
     assert found.chosen.total == standing.total
     assert found.chosen.count(Role.PREFILL) > times or found.chosen.mixed
     assert found.requests < 1000
+
+
+def test_no_more_of_a_large_cluster_is_read_than_its_scale_model_needs() -> None:
+    standing = split(40, 160)
+    page = ring(rate=2.2 * 40, standing=standing)
+    (packed,) = page.packed_rows
+    told = case(ReadRing(gateway="g", page=page), wanted=wanted(standing=standing))
+    found = played(told)
+    assert found.rehearsed is not None
+    assert found.rehearsed.chosen != standing
+    with patch("fulcrum.api.record.RecordedRequest", Mock(side_effect=RecordedRequest)) as made:
+        assert played(told) == found
+    assert 0 < made.call_count < len(unpack_rows(packed)) / 3
+
+
+def test_more_than_memory_holds_is_not_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many gateways, each of whose rings is full: a sample of them is enough."""
+    monkeypatch.setattr("fulcrum.rehearsal.case._MOST_PACKED_BYTES", sum(map(len, ring().packed_rows)) // 2)
+    standing = split(2, 8)
+    found = played(
+        case(ReadRing(gateway="g", page=ring(rate=4.4, standing=standing)), wanted=wanted(standing=standing))
+    )
+    assert found.problem == ""
+    assert found.rehearsed is not None
+    assert found.rehearsed.chosen.count(Role.PREFILL) > 2 or found.rehearsed.chosen.mixed
 
 
 def test_time_that_is_not_known_is_not_idle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, nan
 
 import pytest
@@ -13,11 +14,16 @@ Row = tuple[float, float, Outcome, float, int]
 """Arrival, duration, outcome, Retry-After, identity."""
 
 
-def page(*rows: Row, start: float = 100.0, covers: float | None = None, **more: object) -> RingPage:
+def page(
+    *rows: Row, start: float = 100.0, covers: float | None = None, numbers: Sequence[int] = (), **more: object
+) -> RingPage:
+    """`numbers`: of the requests, where some between them were not kept."""
     packed = pack_rows(
         [
             (arrival, duration, 0.1, retry_after, 50, 200, 9, identity, number, 0, outcome, (identity,))
-            for number, (arrival, duration, outcome, retry_after, identity) in enumerate(rows)
+            for number, (arrival, duration, outcome, retry_after, identity) in zip(
+                numbers or range(len(rows)), rows, strict=True
+            )
         ]
     )
     fields = {"classes": ("a",), "batch": (False,), "key_ends": (512,), "packed_rows": (packed,), **more}
@@ -105,7 +111,9 @@ def test_what_is_no_ring_is_refused(body: bytes) -> None:
         ([turned_away(10), turned_away(12), served(14.5)], 1, Outcome.SERVED),
         ([turned_away(10), turned_away(12.5)], 1, Outcome.REJECTED),
         ([turned_away(10), served(14)], 2, None),  # after Retry-After and a second: another one
-        ([turned_away(10), served(11, 2)], 2, None),  # another prompt
+        ([turned_away(10), served(11)], 2, None),  # before it may come back: another client
+        ([turned_away(10, retry_after=0.3), served(10.4)], 1, Outcome.SERVED),
+        ([turned_away(10), served(12, 2)], 2, None),  # another prompt
         ([turned_away(10), turned_away(10.1), served(12), served(12.1)], 2, Outcome.SERVED),
         ([served(10), served(11)], 2, Outcome.SERVED),
         ([turned_away(10, retry_after=-1.0), served(11)], 2, None),
@@ -121,6 +129,19 @@ def test_a_retry_counts_once(rows: list[Row], count: int, outcome: Outcome | Non
         assert {request.outcome for request in found.requests} == {outcome}
 
 
+def test_equal_prompts_that_are_turned_away_at_once_are_as_many_requests() -> None:
+    burst = [turned_away(10 + number / 1000, retry_after=5.0) for number in range(1000)]
+    found = merge([ReadRing(gateway="g", page=page(*burst))])
+    assert (len(found.requests), found.retries) == (1000, 0)
+
+
+def test_a_long_burst_of_equal_prompts_is_read_at_once() -> None:
+    """Each waits for 12 s before it is turned away. If each of them looked at all others, this would take an hour."""
+    burst = [(number / 1e4, 12.0, Outcome.REJECTED, 5.0, 7) for number in range(200_000)]
+    found = merge([ReadRing(gateway="g", page=page(*burst))])
+    assert len(found.requests) + found.retries == 200_000
+
+
 def test_it_ended_when_its_last_try_ended() -> None:
     (found,) = merge([ReadRing(gateway="g", page=page(turned_away(10), served(12)))]).requests
     assert (found.age_seconds, found.ended_age_seconds) == (90, 87)
@@ -130,8 +151,9 @@ def test_it_ended_when_its_last_try_ended() -> None:
 def test_the_coarsest_sample_counts_for_all() -> None:
     rows = [served(float(number), number * 0x9E3779B97F4A7C15 % 2**64) for number in range(64)]
     fine = ReadRing(gateway="fine", page=page(*rows))
-    coarse_rows = [row for number, row in enumerate(rows) if is_sampled((row[4],), number, (0,))]
-    coarse = ReadRing(gateway="coarse", page=page(*coarse_rows, sampling_depths=(0,)))
+    numbers = [number for number, row in enumerate(rows) if is_sampled((row[4],), row[4], number, (0,))]
+    coarse_rows = [rows[number] for number in numbers]
+    coarse = ReadRing(gateway="coarse", page=page(*coarse_rows, numbers=numbers, sampling_depths=(0,)))
     found = merge([fine, coarse])
     assert found.sampling_rate == 0.5
     assert 0 < len(coarse_rows) < len(rows)
@@ -147,6 +169,30 @@ def test_gateways_that_chose_other_places_are_not_thinned_twice(one: tuple[int, 
     found = merge(rings)
     assert found.sampling_rate == 0.5 ** max(len(one), len(other))
     assert len(found.requests) / found.sampling_rate == pytest.approx(2 * len(rows), rel=0.15)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_crowd_that_stayed_or_went_whole_is_no_other_load(stays: bool) -> None:
+    """The share of a sample is counted, by the numbers of its requests: halved is only what no crowd decided about."""
+    crowd = 0 if stays else 1 << 40
+    rows = [served(number * 0.1, crowd if number % 2 else number * 0x9E3779B97F4A7C15 % 2**64) for number in range(900)]
+    numbers = [number for number, row in enumerate(rows) if is_sampled((row[4],), row[4], number, (0,))]
+    kept = page(*(rows[number] for number in numbers), numbers=numbers, sampling_depths=(0,))
+    found = merge([ReadRing(gateway="g", page=kept)])
+    assert len(numbers) < 250 or len(numbers) > 650
+    assert len(found.requests) / found.sampling_rate == pytest.approx(900, rel=0.02)
+
+
+def test_no_more_is_unpacked_than_is_wanted() -> None:
+    rows = [served(number * 0.1, (number + 1) * 0x9E3779B97F4A7C15 % 2**64) for number in range(900)]
+    rings = [ReadRing(gateway="g-0", page=page(*rows)), ReadRing(gateway="g-1", page=page(*rows))]
+    for least_rate, kept in ((1.0, 1.0), (0.51, 1.0), (0.5, 0.5), (0.1, 0.125)):
+        found = merge(rings, least_rate=least_rate)
+        assert len(found.requests) == pytest.approx(1800 * kept, rel=0.15)
+        assert len(found.requests) / found.sampling_rate == pytest.approx(1800, rel=0.15)
+    alike = [served(number * 0.1, 7) for number in range(900)]
+    found = merge([ReadRing(gateway="g", page=page(*alike))], least_rate=0.25)
+    assert len(found.requests) == pytest.approx(225, rel=0.15), "a crowd is drawn by number"
 
 
 def test_an_outcome_of_a_later_release_makes_a_ring_a_silent_one() -> None:

@@ -7,6 +7,7 @@ it is one of a clock: all are ages, or count from the ring's start, whose age is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
 from math import isfinite
@@ -25,6 +26,10 @@ MOST_ROWS: Final = 262_144
 """Most requests of an answer: twice what a full ring holds where no prompt has a prefix key."""
 MOST_KEYS: Final = 64
 """Prefix keys of one request: enough for a prompt of 2 MiB."""
+BY_NUMBER: Final = MOST_KEYS + 1
+"""Depth at which neither keys nor the identity decide: requests are drawn by their number."""
+_CROWD: Final = 64
+"""What more than one of this many requests share (a system prompt) must not decide about all of them."""
 MOST_TOKENS: Final = 0x7FFFFFFF
 """Most of a number of tokens or bytes; what engines report can be anything."""
 SPREAD: Final = 0x9E3779B97F4A7C15
@@ -143,22 +148,36 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return (self.duration_seconds - self.ttft_seconds) / (tokens - 1)
 
 
-def is_sampled(keys: Sequence[int], number: int, depths: Sequence[int], begin: int = 0) -> bool:
-    """Whether a request stays in a ring that was halved once for each of `depths`; those before `begin` are known.
-
-    The prefix key at the depth decides, so that a conversation stays whole, or goes. Shorter prompts have none there
-    and are drawn by their number.
-    """
+def is_sampled(keys: Sequence[int], identity: int, number: int, depths: Sequence[int], begin: int = 0) -> bool:
+    """Whether a request stays in a ring that was halved once for each of `depths`; those before `begin` are known."""
     for level in range(begin, len(depths)):
-        depth = depths[level]
-        draw = keys[depth] if depth < len(keys) else number * SPREAD & _WORD
-        if draw >> (_FIRST_BIT + level) & 1:
+        if _draw(keys, identity, number, depths[level]) >> (_FIRST_BIT + level) & 1:
             return False
     return True
 
 
+def _draw(keys: Sequence[int], identity: int, number: int, depth: int) -> int:
+    """What decides about a request: the prefix key at the depth, so that a conversation stays whole, or goes.
+
+    Shorter prompts have none there: their identity decides, so that a request that comes again goes with its first try.
+    """
+    if depth < len(keys):
+        return keys[depth]
+    return identity if identity and depth < BY_NUMBER else number * SPREAD & _WORD
+
+
+def uncrowded_depth(rows: Sequence[Row]) -> int:
+    """The first depth at which nothing decides that a crowd shares, seen on these requests."""
+    longest = max([len(row.keys) for row in rows], default=0)
+    for depth in range(longest + 1):
+        there = Counter([_draw(row.keys, row.identity, row.number, depth) for row in rows])
+        if max(there.values(), default=0) * _CROWD <= len(rows):
+            return depth
+    return BY_NUMBER
+
+
 def sampling_rate(depths: Sequence[int]) -> float:
-    """Share that is kept after these halvings."""
+    """Share that is kept after these halvings, where no crowd came up since."""
     return 0.5 ** len(depths)
 
 
@@ -190,24 +209,34 @@ def read_page(body: bytes) -> RingPage:
     return page
 
 
-def decode(page: RingPage, *, older_by_seconds: float = 0.0) -> list[RecordedRequest]:
+def read_rows(packed: bytes) -> list[Row]:
+    """Requests of a pack. Raises RecordError."""
+    try:
+        return unpack_rows(packed)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RecordError(f"its ring cannot be read: {error}") from None
+
+
+def decode(
+    page: RingPage, *, depths: Sequence[int] | None = None, older_by_seconds: float = 0.0
+) -> list[RecordedRequest]:
     """The requests of a page, in the order of their ends; those that its sampling leaves out are not there.
 
-    `older_by_seconds`: how long ago the page was written. Raises RecordError.
+    `depths`: halvings to go through, which begin with those of the page. `older_by_seconds`: how long ago the page was
+    written. Raises RecordError.
     """
+    depths = page.sampling_depths if depths is None else depths
     found: list[RecordedRequest] = []
-    age_of_start_seconds = page.age_of_start_seconds + older_by_seconds
+    age_of_start_seconds, count = page.age_of_start_seconds + older_by_seconds, 0
     for packed in page.packed_rows:
-        try:
-            rows = unpack_rows(packed)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise RecordError(f"its ring cannot be read: {error}") from None
-        if len(found) + len(rows) > MOST_ROWS:
+        rows = read_rows(packed)
+        count += len(rows)
+        if count > MOST_ROWS:
             raise RecordError(f"its ring has more than {MOST_ROWS} requests")
         found += [
             _request(page, row, age_of_start_seconds - row.arrival)
             for row in rows
-            if is_sampled(row.keys, row.number, page.sampling_depths)
+            if not depths or is_sampled(row.keys, row.identity, row.number, depths)
         ]
     return found
 

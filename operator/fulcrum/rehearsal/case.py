@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Final
 from zlib import crc32
 
 from fulcrum.api.gateway import PairsReport
@@ -23,6 +24,9 @@ from fulcrum.rehearsal.rings import ReadRing, merge
 from fulcrum.rehearsal.scale import Scale, scale_of, thinned
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.cluster import ClusterModel
+
+_MOST_PACKED_BYTES: Final = 16 * 1024 * 1024
+"""Of rings that are unpacked: twice as many are 230,000 requests, which take half of the memory that a play has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class Played:
 
 def played(case: Case) -> Played:
     """Rehearse."""
-    recording = merge(case.rings)
+    recording = merge(case.rings, least_rate=_least_rate(case))
     if not recording.complete:
         silent = ", ".join(f"{gateway} ({why})" for gateway, why in recording.silent) or "none is old enough"
         return _without(case, f"not all gateways told their requests: {silent}")
@@ -86,6 +90,13 @@ def played(case: Case) -> Played:
         return _without(case, f"{what} is not known")
     known = replace(known, seen=thinned(known.seen, scale.share / recording.sampling_rate))
     return _rehearsed(replace(case, wanted=replace(case.wanted, standing=scale.played)), known, cluster, scale)
+
+
+def _least_rate(case: Case) -> float:
+    """Return the share of the requests that is enough for the scale model, and that memory holds."""
+    scale = scale_of(case.wanted.standing, 1.0)
+    packed = sum(len(pack) for ring in case.rings if ring.page is not None for pack in ring.page.packed_rows)
+    return min(1.0, 1.0 if scale is None else 2.0 * scale.share, _MOST_PACKED_BYTES / max(packed, 1))
 
 
 def _without(case: Case, problem: str) -> Played:

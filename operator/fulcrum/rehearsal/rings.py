@@ -7,13 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from heapq import heappop, heappush
+from math import ceil, inf, log2
 from typing import Final
 
 import msgspec
 
-from fulcrum.api.record import Outcome, RecordedRequest, RecordError, RingPage, decode, is_sampled, sampling_rate
+from fulcrum.api.record import (
+    Outcome,
+    RecordedRequest,
+    RecordError,
+    RingPage,
+    decode,
+    read_rows,
+    sampling_rate,
+    uncrowded_depth,
+)
 
+CLOCKS_APART_SECONDS: Final = 0.1
+"""By so much ages of two gateways may be apart."""
+_CHANCE: Final = 0.1
+"""By so much the share of a sample is off by chance."""
+_LOOKED_AT: Final = 8
+"""Packs in which a crowd is looked for."""
 RETRY_GRACE_SECONDS: Final = 1.0
 """A client that waits for Retry-After comes this much later at most: its timer, a connection, the clocks' reading."""
 
@@ -53,52 +69,75 @@ class Recording:
         return not self.silent and self.covers_from_seconds > 0
 
 
-def merge(rings: Sequence[ReadRing], *, last_seconds: float = inf) -> Recording:
+def merge(rings: Sequence[ReadRing], *, last_seconds: float = inf, least_rate: float = 1.0) -> Recording:
     """One recording of all gateways that there are now, of the last seconds at most.
 
     Its window is that of the youngest ring, and no longer than it is since a gateway went with its ring. With gateways
-    of different sampling the coarsest one counts for all.
+    of different sampling the coarsest one counts for all. `least_rate`: the share of the requests that is enough.
     """
     silent = [(ring.gateway, ring.problem) for ring in rings if ring.page is None]
+    pages = [(ring, ring.page) for ring in rings if ring.page is not None]
     found: list[tuple[ReadRing, RingPage, list[RecordedRequest]]] = []
-    for ring in rings:
-        if ring.page is not None:
-            try:
-                found.append((ring, ring.page, decode(ring.page, older_by_seconds=ring.read_seconds_ago)))
-            except RecordError as error:
-                silent.append((ring.gateway, str(error)))
+    coarsest = _coarsest([page for _, page in pages], least_rate)
+    for ring, page in pages:
+        own = page.sampling_depths
+        depths = (*own, *_further(own, coarsest))
+        try:
+            found.append((ring, page, decode(page, depths=depths, older_by_seconds=ring.read_seconds_ago)))
+        except RecordError as error:
+            silent.append((ring.gateway, str(error)))
     if not found:
         return Recording(silent=tuple(silent))
-    depths = max((page.sampling_depths for _, page, _ in found), key=len)
     covers_from, limited_by = min((_covers(ring, page), ring.gateway) for ring, page, _ in found)
     covers_from = min(covers_from, last_seconds)
-    requests = [
-        request
-        for _, page, own in found
-        for request in _thinned(own, page.sampling_depths, depths)
-        if request.age_seconds <= covers_from
-    ]
+    requests = [request for _, _, own in found for request in own if request.age_seconds <= covers_from]
     requests.sort(key=lambda request: -request.age_seconds)
     once = _without_retries(requests)
     return Recording(
         requests=tuple(once),
         covers_from_seconds=covers_from,
         limited_by=limited_by,
-        sampling_rate=sampling_rate(depths),
+        sampling_rate=_rate([own for _, _, own in found], sampling_rate(coarsest)),
         retries=len(requests) - len(once),
         silent=tuple(silent),
     )
 
 
-def _thinned(
-    requests: Sequence[RecordedRequest], own: Sequence[int], coarsest: Sequence[int]
-) -> Sequence[RecordedRequest]:
-    """The requests of a ring, thinned to the rate of the coarsest one, at the place that the ring chose."""
+def _coarsest(pages: Sequence[RingPage], least_rate: float) -> tuple[int, ...]:
+    """The halvings of the coarsest page, and as many more as `least_rate` allows."""
+    depths = max((page.sampling_depths for page in pages), key=len, default=())
+    further = int(-log2(least_rate)) - len(depths)
+    if further <= 0:
+        return depths
+    if depths:
+        return (*depths, *[depths[-1]] * further)
+    packs = next((page.packed_rows for page in pages if page.packed_rows), ())
+    try:
+        seen = [row for pack in packs[:: max(1, len(packs) // _LOOKED_AT)] for row in read_rows(pack)]
+    except RecordError:
+        return depths  # as `decode` will say
+    return (uncrowded_depth(seen),) * further
+
+
+def _further(own: Sequence[int], coarsest: Sequence[int]) -> Sequence[int]:
+    """What a ring lacks of the halvings of the coarsest one, at the place that it chose itself."""
     further = coarsest[len(own) :]
-    if not further:
-        return requests
-    depths = (*own, *([own[-1]] * len(further) if own else further))
-    return [request for request in requests if is_sampled(request.keys, request.number, depths, len(own))]
+    return [own[-1]] * len(further) if own else further
+
+
+def _rate(kept: Sequence[Sequence[RecordedRequest]], halved: float) -> float:
+    """Share of the requests that these are, by their numbers, which count all: a crowd may have stayed, or gone, whole.
+
+    `kept`: of each gateway; `halved`: what it is without a crowd, from which chance alone is no difference.
+    """
+    if halved == 1.0:
+        return 1.0
+    numbers = [[request.number for request in own if request.outcome is not Outcome.PENDING] for own in kept]
+    known = [own for own in numbers if len(own) > 1]
+    if not known:
+        return halved
+    seen = sum(len(own) - 1 for own in known) / max(sum(max(own) - min(own) for own in known), 1)
+    return halved if abs(seen - halved) <= _CHANCE * halved else min(seen, 1.0)
 
 
 def _covers(ring: ReadRing, page: RingPage) -> float:
@@ -110,19 +149,18 @@ def _covers(ring: ReadRing, page: RingPage) -> float:
 def _without_retries(requests: Sequence[RecordedRequest]) -> list[RecordedRequest]:
     """Count a request that was told to come back and did as one: it came when it first came, and ended as it ended.
 
-    The same prompt and length of the same class within Retry-After is taken for the same request.
+    The same prompt and length of the same class, when Retry-After is over, is taken for the same request.
     """
     once: list[RecordedRequest] = []
-    told: dict[tuple[int, int, str], list[int]] = {}
-    """Places in `once` of those that were told to come back and have not yet."""
+    told: dict[tuple[int, int, str], list[tuple[float, int]]] = {}
+    """Of those that were told to come back and have not yet: the earliest time, and the place in `once`. Heaps."""
     for request in requests:
         who = (request.identity, request.units, request.qos_class)
-        place = _place(told.get(who, []), once, request) if request.identity else None
+        place = _place(told[who], once, request) if request.identity and who in told else None
         if place is None:
             place = len(once)
             once.append(request)
         else:
-            told[who].remove(place)
             waited = once[place].age_seconds - request.age_seconds
             ttft_seconds = request.ttft_seconds
             once[place] = msgspec.structs.replace(
@@ -132,15 +170,16 @@ def _without_retries(requests: Sequence[RecordedRequest]) -> list[RecordedReques
                 ttft_seconds=None if ttft_seconds is None else ttft_seconds + waited,
             )
         if request.outcome is Outcome.REJECTED and request.retry_after_seconds > 0:
-            told.setdefault(who, []).append(place)
+            earliest = request.retry_after_seconds - request.ended_age_seconds - CLOCKS_APART_SECONDS
+            heappush(told.setdefault(who, []), (earliest, place))
     return once
 
 
-def _place(places: Sequence[int], once: Sequence[RecordedRequest], request: RecordedRequest) -> int | None:
-    """Place of the first one of `places` that `request` is the retry of."""
-    for place in places:
+def _place(told: list[tuple[float, int]], once: Sequence[RecordedRequest], request: RecordedRequest) -> int | None:
+    """Place of the first one that `request` is the retry of; those whose time is over are forgotten."""
+    while told and told[0][0] <= -request.age_seconds:
+        place = heappop(told)[1]
         before = once[place]
-        since = before.ended_age_seconds - request.age_seconds
-        if 0 <= since <= before.retry_after_seconds + RETRY_GRACE_SECONDS:
+        if before.ended_age_seconds - request.age_seconds <= ceil(before.retry_after_seconds) + RETRY_GRACE_SECONDS:
             return place
     return None

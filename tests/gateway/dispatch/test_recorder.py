@@ -103,7 +103,7 @@ async def test_requests_that_are_turned_away_are_load_too(make_site: MakeSite) -
     assert first.outcome is second.outcome is Outcome.REJECTED
     assert first.identity == second.identity
     assert first.units == second.units
-    assert first.retry_after_seconds == float(answer.headers["retry-after"])
+    assert 0 < first.retry_after_seconds <= float(answer.headers["retry-after"]) < first.retry_after_seconds + 1
     assert first.output_tokens is None
     assert first.prompt_tokens == pytest.approx(len(LONG) / 4, rel=0.1)
 

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulcrum.api.record import MOST_KEYS, Outcome, RecordedRequest, RingPage, decode, is_sampled, sampling_rate
+from fulcrum.gateway.dispatch import request_ring as module
 from fulcrum.gateway.dispatch.request_ring import LONGEST_SECONDS, PAGE_ROWS, Ring
+from fulcrum.rehearsal.rings import ReadRing, Recording, merge
 
 SMALL = 80_000
 """Four pages of requests with a few keys."""
 
 
-def put(ring: Ring, at: float, keys: tuple[int, ...] = (), *, prompt: int = 100) -> None:
-    ring.add(at, 0.0, 0.5, -1.0, prompt, 4 * prompt, 20, 7, 0, int(Outcome.SERVED), keys)
+def put(ring: Ring, at: float, keys: tuple[int, ...] = (), *, prompt: int = 100, identity: int = 7) -> None:
+    ring.add(at, 0.0, 0.5, -1.0, prompt, 4 * prompt, 20, identity, 0, int(Outcome.SERVED), keys)
 
 
 def held(ring: Ring, now: float, last_seconds: float = LONGEST_SECONDS) -> tuple[list[RecordedRequest], RingPage]:
@@ -26,6 +28,11 @@ def held(ring: Ring, now: float, last_seconds: float = LONGEST_SECONDS) -> tuple
         classes=("a",), batch=(False,), packed_rows=tuple(kept.pages),
     )  # fmt: skip
     return decode(page), page
+
+
+def seen(ring: Ring, now: float, last_seconds: float) -> Recording:
+    """As a rehearsal reads it."""
+    return merge([ReadRing(gateway="g", page=held(ring, now)[1])], last_seconds=last_seconds)
 
 
 def rate(ring: Ring, now: float, last_seconds: float = LONGEST_SECONDS) -> float:
@@ -111,6 +118,85 @@ def test_a_prompt_that_all_begin_with_does_not_decide_about_all() -> None:
     assert long == pytest.approx(len(found) / 2, rel=0.3)
 
 
+@pytest.mark.parametrize("applications", [2, 4, 8, 40])
+def test_applications_with_a_system_prompt_each_are_seen_as_they_come(applications: int) -> None:
+    """Each is a small part of the requests, and its prompts begin alike."""
+    for seed in range(4):
+        ring = Ring(most_bytes=2 * SMALL, wanted_seconds=1e6)
+        count = 24 * PAGE_ROWS
+        for number in range(count):
+            system = key(10**6 * seed + number % applications)
+            put(ring, number * 0.01, (system, *(key(10**9 + 10 * number + each) for each in range(3))))
+        recording = seen(ring, count * 0.01, 1e6)
+        assert recording.sampling_rate < 1
+        assert len(recording.requests) / recording.sampling_rate == pytest.approx(count, rel=0.1)
+        of_each = Counter(request.keys[0] for request in recording.requests)
+        assert len(of_each) == applications
+        assert max(of_each.values()) < 3 * min(of_each.values())
+
+
+@pytest.mark.parametrize("bit", [0, 1])
+@pytest.mark.parametrize("alike", [1.0, 0.9])
+def test_prompts_that_begin_alike_from_now_on_are_no_other_load(bit: int, alike: float) -> None:
+    """A new release of an application, when the sample is halved already by what prompts begin with."""
+    ring = Ring(most_bytes=2 * SMALL, wanted_seconds=100.0)
+    now = 0.0
+    for number in range(12 * PAGE_ROWS):
+        now += 0.01
+        put(ring, now, (key(number), key(10**9 + number)))
+    assert rate(ring, now) < 1
+    system = key(1) & ~(1 << 40) | bit << 40
+    for number in range(60 * PAGE_ROWS):
+        now += 0.01
+        first = system if number % 10 < 10 * alike else key(2 * 10**9 + number)
+        put(ring, now, (first, key(3 * 10**9 + number)))
+    recording = seen(ring, now, 60.0)
+    assert recording.covers_from_seconds == 60
+    assert len(recording.requests) / recording.sampling_rate == pytest.approx(6000, rel=0.15)
+
+
+def test_a_request_that_comes_again_stays_or_goes_with_its_first_try() -> None:
+    """Also where its prompt is too short for a key."""
+    ring = Ring(most_bytes=SMALL, wanted_seconds=1e6)
+    for number in range(12 * PAGE_ROWS):
+        put(ring, number * 0.01, identity=key(number // 2))
+    found, page = held(ring, 1000.0)
+    assert sampling_rate(page.sampling_depths) < 1
+    assert set(Counter(request.identity for request in found).values()) == {2}
+
+
+def test_equal_prompts_are_drawn_apart() -> None:
+    ring = Ring(most_bytes=SMALL, wanted_seconds=1e6)
+    count = 24 * PAGE_ROWS
+    for number in range(count):
+        put(ring, number * 0.01, identity=7)
+    found, page = held(ring, count * 0.01)
+    assert len(found) == pytest.approx(count * sampling_rate(page.sampling_depths), rel=0.1)
+
+
+def test_no_request_waits_for_the_whole_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where thinning frees nothing, because all was kept of a crowd that came up since, the oldest page goes."""
+    unpacked = Counter[int]()
+    real = module.unpack_rows
+    monkeypatch.setattr(module, "unpack_rows", lambda packed: unpacked.update([number]) or real(packed))
+    ring = Ring(most_bytes=10 * SMALL, wanted_seconds=100.0)
+    now = 0.0
+    for number in range(60 * PAGE_ROWS):
+        now += 0.001
+        put(ring, now, tuple(key(10 * number + each) for each in range(5)))
+    for number in range(60 * PAGE_ROWS):  # few come, so that all are kept again
+        now += 2.0
+        put(ring, now, tuple(key(10**9 + 10 * number + each) for each in range(5)))
+    assert rate(ring, now, 100.0) == 1
+    assert unpacked
+    unpacked.clear()
+    system = key(1) & ~(1 << 40)
+    for number in range(200 * PAGE_ROWS):
+        now += 0.001
+        put(ring, now, (system, *(key(2 * 10**9 + 10 * number + each) for each in range(4))))
+    assert max(unpacked.values()) <= 2 * 8 + 2 * 8, "eight pages, each joined to another, and a look for a crowd"
+
+
 def test_the_sample_grows_again_when_few_requests_come() -> None:
     ring = Ring(most_bytes=3 * SMALL, wanted_seconds=100.0)
     now = 0.0
@@ -154,5 +240,5 @@ def test_bounds(bursts: list[tuple[int, int, float]], wanted_seconds: float) -> 
     there = {request.prompt_tokens for request in found}
     assert len(there) == len(found)
     for number, (at, own) in enumerate(put_in):
-        if at > now - page.covers_from_seconds + 1e-9 and is_sampled(own, number + 1, page.sampling_depths):
+        if at > now - page.covers_from_seconds + 1e-9 and is_sampled(own, 7, number + 1, page.sampling_depths):
             assert number in there, (at, now, page.covers_from_seconds)

@@ -7,7 +7,6 @@ prefixes under a seed that only holders of the cluster's token can make.
 from __future__ import annotations
 
 import secrets
-from math import ceil
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -82,7 +81,7 @@ class Recorder:
             reason = error.reason if error is not None else None
             outcome = _outcome(code, "" if reason is None else reason)
             if outcome == _REJECTED and error is not None and error.retry_after_seconds is not None:
-                retry_after = float(max(ceil(error.retry_after_seconds), 1))  # as its client reads it
+                retry_after = error.retry_after_seconds or 1.0  # as its client reads it
         if output_tokens is None and outcome != _SERVED and exchange.response.streaming:
             output_tokens = exchange.tokens_so_far()
         arrival, duration, ttft, prompt_tokens, units, identity, keys = self._numbers(exchange, exchange.incoming, now)

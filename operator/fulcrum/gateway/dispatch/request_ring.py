@@ -7,10 +7,9 @@ two or three of them for each new one, so that no request waits for all of it.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
-from fulcrum.api.record import MOST_KEYS, Row, is_sampled, pack_rows, unpack_rows
+from fulcrum.api.record import is_sampled, pack_rows, uncrowded_depth, unpack_rows
 
 PAGE_ROWS: Final = 256
 PAGE_KEYS: Final = 3072
@@ -21,9 +20,13 @@ WANTED_SECONDS: Final = 600.0
 """The sample is halved rather than cover less than this: the longest stretch that a rehearsal plays."""
 LONGEST_SECONDS: Final = 3600.0
 """Nothing older is kept, however few requests come."""
-_CROWD: Final = 4
-"""A prefix that more than one of this many requests share (a system prompt) must not decide about all of them."""
 _MOST_LEVELS: Final = 20
+_MOST_THINNED: Final = 8
+"""Pages that are thinned for a new one, so that no request waits for long; then the oldest one goes."""
+_LOOKED_AT: Final = 8
+"""Pages in which a crowd is looked for."""
+_UNEVEN: Final = 4
+"""A page that stands for this many times more requests than it should was drawn by what a crowd shares."""
 
 
 class _Page:
@@ -73,6 +76,8 @@ class Ring:
         self._open: list[tuple[float, float, float, float, int, int, int, int, int, int, int, tuple[int, ...]]] = []
         """Rows of the page that is being filled."""
         self._open_keys = 0
+        self._open_from = 0
+        """Number of the last request before that page."""
 
     def __len__(self) -> int:
         return sum(page.rows for page in self._pages) + len(self._open)
@@ -93,7 +98,9 @@ class Ring:
     ) -> None:
         """Keep a request that ends now. Its numbers are those of `Row`, and must fit there."""
         number = self._numbers = self._numbers + 1
-        if self._level and not is_sampled(keys, number, self._depths[: self._level]):
+        if self._level and not is_sampled(keys, identity, number, self._depths[: self._level]):
+            if number - self._open_from > (_UNEVEN * PAGE_ROWS) << self._level:
+                self._begin_anew(arrival + duration)
             return
         self._open.append(
             (
@@ -121,18 +128,31 @@ class Ring:
 
     def _close_page(self, now: float) -> None:
         page = _Page(pack_rows(self._open), len(self._open), self._level, now)
-        self._open.clear()
-        self._open_keys = 0
+        self._open_page_again()
         while self._pages and self._pages[0].newest < now - LONGEST_SECONDS:
             self._forget_oldest()
         self._pages.append(page)
         self.bytes_taken += len(page.packed)
+        thinned = 0
         while self.bytes_taken > self._most_bytes:
-            if self._pages[0].newest < now - self._wanted_seconds:
+            if self._pages[0].newest < now - self._wanted_seconds or thinned == _MOST_THINNED:
                 self._forget_oldest()
             else:
                 self._make_room()
+                thinned += 1
         self._relax(now)
+
+    def _open_page_again(self) -> None:
+        self._open.clear()
+        self._open_keys = 0
+        self._open_from = self._numbers
+
+    def _begin_anew(self, now: float) -> None:
+        """What decides is shared by a crowd since: what came before is unknown, rather than wrong."""
+        self._pages.clear()
+        self._depths.clear()
+        self._level, self.bytes_taken, self._forgotten = 0, 0, now
+        self._open_page_again()
 
     def _forget_oldest(self) -> None:
         page = self._pages.pop(0)
@@ -156,13 +176,20 @@ class Ring:
             self._forget_oldest()
         else:
             if self._level == len(self._depths):
-                self._depths.append(self._uncrowded_depth())
+                apart = max(1, len(self._pages) // _LOOKED_AT)
+                self._depths.append(
+                    uncrowded_depth([row for page in self._pages[::apart] for row in unpack_rows(page.packed)])
+                )
             self._level += 1
 
     def _thin(self, at: int) -> None:
         """Drop what is not sampled any more, and put the rest to the page before where it has room."""
         page, depths = self._pages[at], self._depths[: self._level]
-        rows = [row for row in unpack_rows(page.packed) if is_sampled(row.keys, row.number, depths, page.level)]
+        rows = [
+            row
+            for row in unpack_rows(page.packed)
+            if is_sampled(row.keys, row.identity, row.number, depths, page.level)
+        ]
         self.bytes_taken -= len(page.packed)
         before = self._pages[at - 1] if at else None
         if before is not None and before.rows + len(rows) <= PAGE_ROWS and before.level == self._level:
@@ -175,12 +202,3 @@ class Ring:
         page.rows = len(rows)
         page.level = self._level
         self.bytes_taken += len(page.packed)
-
-    def _uncrowded_depth(self) -> int:
-        """Place of the first prefix key that no crowd shares, seen on the oldest and the newest page."""
-        seen: list[Row] = unpack_rows(self._pages[0].packed) + unpack_rows(self._pages[-1].packed)
-        for depth in range(MOST_KEYS):
-            there = Counter([row.keys[depth] for row in seen if depth < len(row.keys)])
-            if not there or max(there.values()) * _CROWD <= len(seen):
-                return depth
-        return MOST_KEYS
