@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import Mock, patch
 
 import msgspec
@@ -38,7 +39,7 @@ from fulcrum.api.serving_types import Admission as Admission_
 from fulcrum.api.serving_types import AdmissionPolicy
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.controller.metrics import Metrics
-from fulcrum.controller.play_process import PlayProcess
+from fulcrum.controller.play_process import PlayError, PlayProcess
 from fulcrum.controller.rehearsals import (
     ESTIMATED_SECONDS,
     FRESH_SECONDS,
@@ -75,6 +76,8 @@ def make_spec(**balance: Any) -> InferenceClusterSpec:
     }
     return msgspec.convert(document, InferenceClusterSpec)
 
+
+T = TypeVar("T")
 
 SPEC = make_spec()
 
@@ -256,6 +259,92 @@ async def test_estimates_decide_for_a_while_where_there_was_no_answer_for_long(m
         assert rehearses_now(unset)
 
 
+class Dead(PlayProcess):
+    """Each play fails."""
+
+    async def play(self, question: Callable[[], T]) -> T:
+        raise PlayError("killed")
+
+
+class Busy(PlayProcess):
+    """Plays one question for ever."""
+
+    async def play(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("process", [Dead(), Busy()])
+async def test_roles_are_never_held_for_long_without_an_answer(
+    metrics: Metrics, clock: Clock, process: PlayProcess
+) -> None:
+    """However long the pause after failures is, or the queue."""
+    unset, held, seconds = make_spec(rehearse=None), 0.0, 3 * 3600.0
+    async with rehearsing(metrics, clock, process=process) as (rehearsals, _):
+        if isinstance(process, Busy):
+            rehearsals.ask(OTHER, make_asked({}))
+            await asyncio.sleep(0)
+        while clock.now < Clock.now + seconds:
+            if rehearsals.known(KEY, unset, Measurements()).rehearses:
+                held += 5.0
+                rehearsals.ask(KEY, make_asked({}))
+                await asyncio.sleep(0)
+            clock.now += 5.0
+    share = UNANSWERED_SECONDS / (UNANSWERED_SECONDS + ESTIMATED_SECONDS)
+    assert held / seconds == pytest.approx(share, rel=0.1)
+
+
+async def test_a_gateway_that_does_not_answer_holds_up_no_other_cluster(metrics: Metrics, clock: Clock) -> None:
+    asked = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        with patch("fulcrum.telemetry.rings.DEADLINE_SECONDS", deadline_seconds(600)):
+            rehearsals.ask(KEY, make_asked({"g": address, "h": f"127.0.0.1:{port}"}))
+            await asked.wait()
+            rehearsals.ask(OTHER, make_asked({"g": address}))
+            await eventually(lambda: woken == [OTHER], what="an answer of the other one")
+            assert count(metrics, "unknown") == 0
+
+
+async def test_a_clock_that_is_set_back_makes_nothing_wait(metrics: Metrics, clock: Clock) -> None:
+    async with gateway(ring()) as address, rehearsing(metrics, clock) as (rehearsals, woken):
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        await eventually(lambda: woken == [KEY], what="an answer")
+        cluster, hour = rehearsals._clusters[KEY], timedelta(hours=1)
+        later = (NOW + hour).timestamp()
+        assert cluster.answer is not None
+        cluster.answer = replace(cluster.answer, time=NOW + hour)
+        cluster.memory = Memory(asked_at=later, trust=Trust(wrong=3, lost=True, checked_at=later))
+        known = rehearsals.known(KEY, SPEC, Measurements())
+        assert (known.plays_distrusted, known.rehearsed) == (False, None)
+        clock.now += PAUSE_SECONDS
+        rehearsals.ask(KEY, make_asked({"g": address}))
+        await eventually(lambda: woken == [KEY, KEY], what="an answer by the clock of now")
+
+
+async def test_many_gateways_are_asked_for_fewer_seconds(metrics: Metrics, clock: Clock) -> None:
+    asked: list[float] = []
+
+    async def read(gateways: Mapping[str, str], *, token: str | None, last_seconds: float) -> tuple[ReadRing, ...]:
+        asked.append(last_seconds)
+        return tuple(ReadRing(gateway=name, page=ring()) for name in gateways)
+
+    with patch("fulcrum.controller.rehearsals.read_rings", read):
+        async with rehearsing(metrics, clock, process=Dead()) as (rehearsals, _):
+            for count_of in (3, 20, 100):
+                rehearsals.ask((KEY[0], str(count_of)), make_asked(dict.fromkeys(map(str, range(count_of)), "")))
+            await eventually(lambda: len(asked) == 6, what="all that is read")
+    first, *_ = sorted(asked, reverse=True)
+    assert first == TUNING.memory_seconds
+    assert min(each for each in asked if each > 1) == TUNING.shortest_seconds
+
+
 async def test_a_process_that_dies_costs_one_answer_and_the_others_go_on(metrics: Metrics, clock: Clock) -> None:
     process = PlayProcess(deadline_seconds=0.0001)
     async with gateway(ring()) as address, rehearsing(metrics, clock, process=process) as (rehearsals, woken):
@@ -358,6 +447,28 @@ def test_more_than_memory_holds_is_not_read_at_once(monkeypatch: pytest.MonkeyPa
     assert found.problem == ""
     assert found.rehearsed is not None
     assert found.rehearsed.chosen.count(Role.PREFILL) > 2 or found.rehearsed.chosen.mixed
+
+
+def test_of_many_requests_a_scale_model_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A play of all of them would take so long that no other layout is played."""
+    standing = split(2, 8)
+    asked = case(ReadRing(gateway="g", page=ring(rate=4.4, standing=standing)), wanted=wanted(standing=standing))
+    whole = played(asked)
+    monkeypatch.setattr("fulcrum.rehearsal.case._LEAST_PLAYS", TUNING.most_played / 300)
+    few = played(asked)
+    assert few.rehearsed is not None
+    assert few.plays > 1
+    assert few.played_requests / few.plays < 0.7 * whole.played_requests / whole.plays
+    assert few.rehearsed.compared[0].layout == standing
+    assert few.rehearsed.chosen.count(Role.PREFILL) > 2 or few.rehearsed.chosen.mixed
+
+
+def test_where_no_other_layout_could_be_played_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no finding that what stands is best."""
+    monkeypatch.setattr("fulcrum.rehearsal.rehearse.TUNING", replace(TUNING, most_played=10))
+    found = played(case())
+    assert found.rehearsed is None
+    assert re.fullmatch(r"a play of \d+ requests is too long to compare layouts", found.problem)
 
 
 def test_time_that_is_not_known_is_not_idle() -> None:
@@ -475,7 +586,7 @@ async def test_a_cluster_of_wrong_plays_is_told_so_and_no_other(metrics: Metrics
         )
         assert rehearsals.known(KEY, SPEC, Measurements()).plays_distrusted
         assert not rehearsals.known(OTHER, SPEC, Measurements()).plays_distrusted
-        rehearsals._clusters[KEY].unanswered = (clock.now - UNANSWERED_SECONDS, clock.now)
+        rehearsals._clusters[KEY].estimated_until = clock.now + ESTIMATED_SECONDS
         estimated = rehearsals.known(KEY, make_spec(rehearse=None), Measurements())
         assert (estimated.rehearses, estimated.plays_distrusted) == (False, True), "estimates give no worker back"
         assert not rehearsals.known(KEY, make_spec(rehearse="Off"), Measurements()).plays_distrusted

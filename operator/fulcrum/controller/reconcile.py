@@ -114,6 +114,9 @@ class Reconciler:
             return None
         memory = self._memories.setdefault(key, Memory())
         uid = observed.cluster["metadata"]["uid"]
+        if memory.uid not in ("", uid):  # deleted and created again at once
+            self._forget(key)
+            memory = self._memories.setdefault(key, Memory())
         left_seconds = memory.namespace_ended_at + NAMESPACE_SECONDS - time.monotonic()
         if memory.uid == uid and left_seconds > 0:
             return left_seconds

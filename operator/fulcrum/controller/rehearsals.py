@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from fulcrum.api.messages import shortened
+from fulcrum.api.record import MOST_BYTES
 from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.controller.cluster_watches import ClusterKey
@@ -22,7 +23,7 @@ from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.decide import Snapshot
 from fulcrum.decide.measurements import Measurements
 from fulcrum.decide.rehearsed import Rehearsed, Wanted, rehearses
-from fulcrum.rehearsal.case import Case, Played, played
+from fulcrum.rehearsal.case import Case, Played, played, silence
 from fulcrum.rehearsal.memory import Memory
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.telemetry.rings import read_rings
@@ -40,6 +41,8 @@ ESTIMATED_SECONDS: Final = 600.0
 """How long they do, before rehearsals are tried again."""
 FRESH_SECONDS: Final = 60.0
 """How old the requests may be by which a plan acts."""
+RINGS_BYTES: Final = 64 * 1024 * 1024
+"""Of all rings of a cluster; where there may be more, gateways are asked for fewer seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +87,26 @@ class _Cluster:
     """One after the other, until now."""
     problem: str = ""
     unanswered: tuple[float, float] | None = None
-    """Monotonic times of the first and the last question, one after the other, that could not be played."""
+    """Monotonic times of the first and the last of the questions, one after the other, that have no answer."""
+    estimated_until: float = float("-inf")
+    """Monotonic time until which estimates decide."""
 
-    def remember_unanswered(self, now: float) -> None:
-        """Take in that a question could not be played at monotonic time `now`."""
+    def wants_answer(self, now: float) -> None:
+        """Take in a question at monotonic time `now`, also one that has to wait."""
         first, last = self.unanswered or (now, now)
-        # One that was long ago, as when there was a pause, is no part of what fails now.
-        self.unanswered = (first if now - last < ESTIMATED_SECONDS else now, now)
+        # After a while without a question the trouble is another one.
+        self.unanswered = (first if now - last < UNANSWERED_SECONDS else now, now)
+        if now - self.unanswered[0] >= UNANSWERED_SECONDS:
+            self.unanswered, self.estimated_until = None, now + ESTIMATED_SECONDS
 
-    def leaves_it_to_estimates(self, now: float) -> bool:
-        """Report whether estimates are to decide at monotonic time `now`."""
-        if self.unanswered is None:
-            return False
-        first, last = self.unanswered
-        return last - first >= UNANSWERED_SECONDS and now - last < ESTIMATED_SECONDS
+    def has_answer(self) -> None:
+        """Take in that a question was played."""
+        self.unanswered, self.estimated_until = None, float("-inf")
+
+    def forget_future(self, now: datetime) -> None:
+        """Forget what is of a later time than now: the clock was set back."""
+        if self.memory.asked_at > now.timestamp() or (self.answer is not None and self.answer.time > now):
+            self.memory, self.answer = Memory(), None
 
 
 class Rehearsals:
@@ -127,9 +136,11 @@ class Rehearsals:
         if not rehearses(spec):
             return measured
         cluster = self._clusters.get(key)
+        if cluster is not None:
+            cluster.forget_future(self._now())
         distrusted = cluster is not None and cluster.memory.distrusts(self._now().timestamp())
         measured = replace(measured, plays_distrusted=distrusted)
-        if cluster is not None and spec.balance.rehearse is None and cluster.leaves_it_to_estimates(self._clock()):
+        if cluster is not None and spec.balance.rehearse is None and self._clock() < cluster.estimated_until:
             return measured
         answer = cluster.answer if cluster is not None else None
         if answer is not None and (self._now() - answer.time).total_seconds() > FRESH_SECONDS:
@@ -139,6 +150,7 @@ class Rehearsals:
     def ask(self, key: ClusterKey, asked: Asked) -> None:
         """Take a question; it waits for its turn."""
         cluster = self._clusters.setdefault(key, _Cluster())
+        cluster.wants_answer(self._clock())
         if cluster.task is None and self._clock() < cluster.next_at:
             return
         cluster.asked = asked
@@ -167,12 +179,15 @@ class Rehearsals:
             await asyncio.wait(set(self._stopped))
 
     async def _serve(self, key: ClusterKey, cluster: _Cluster) -> None:
-        began, known = self._clock(), False
+        began = self._clock()
         try:
-            async with self._turns.of(key[0]):
-                asked, cluster.asked = cluster.asked, None
-                assert asked is not None
-                found = await self._played(asked, cluster.memory)
+            assert cluster.asked is not None
+            found = await self._untold(cluster.asked, cluster.memory)
+            if found is None:
+                async with self._turns.of(key[0]):
+                    asked, cluster.asked = cluster.asked, None
+                    cluster.forget_future(self._now())
+                    found = await self._played(asked, cluster.memory)
         except PlayError as error:
             cluster.failures += 1
             self._metrics.rehearsal("failed")
@@ -183,7 +198,9 @@ class Rehearsals:
             self._metrics.rehearsal("failed")
             logger.exception("rehearsal_failed namespace=%s cluster=%s", *key)
         else:
-            cluster.memory, cluster.failures, known = found.memory, 0, not found.problem
+            cluster.memory, cluster.failures = found.memory, 0
+            if not found.problem:
+                cluster.has_answer()
             self._say(key, cluster, found.problem)
             result = "unknown" if found.problem else "none" if found.rehearsed is None else "answered"
             self._metrics.rehearsal(result, found.plays, found.played_requests)
@@ -194,13 +211,23 @@ class Rehearsals:
         finally:
             pause_seconds = min(PAUSE_SECONDS * 2.0 ** min(cluster.failures, 10), LONGEST_PAUSE_SECONDS)
             cluster.task, cluster.asked, cluster.next_at = None, None, self._clock() + pause_seconds
-            if known:
-                cluster.unanswered = None
-            else:
-                cluster.remember_unanswered(self._clock())
+
+    @staticmethod
+    async def _untold(asked: Asked, memory: Memory) -> Played | None:
+        """Return what comes of it where a gateway does not answer; None: all do.
+
+        No other cluster waits for that, as it would in the turn of this one.
+        """
+        rings = await read_rings(asked.gateways, token=asked.token, last_seconds=1.0)
+        silent = silence([(ring.gateway, ring.problem) for ring in rings if ring.page is None])
+        return Played(memory=memory, problem=silent) if silent else None
 
     async def _played(self, asked: Asked, memory: Memory) -> Played:
-        rings = await read_rings(asked.gateways, token=asked.token, last_seconds=TUNING.memory_seconds)
+        # The rings of all gateways take the operator's memory twice.
+        last_seconds = TUNING.memory_seconds * min(1.0, RINGS_BYTES / (MOST_BYTES * max(len(asked.gateways), 1)))
+        rings = await read_rings(
+            asked.gateways, token=asked.token, last_seconds=max(last_seconds, TUNING.shortest_seconds)
+        )
         case = Case(
             uid=asked.uid,
             spec=asked.spec,

@@ -13,9 +13,10 @@ from fulcrum.api.types import InferenceClusterSpec
 from fulcrum.capacity.model_facts import ModelFacts
 from fulcrum.capacity.speed import WorkerSpeed
 from fulcrum.decide.rehearsed import Rehearsed, Wanted
-from fulcrum.load.demand import promised
+from fulcrum.load.demand import LatencyTargets, promised
 from fulcrum.performance.layout import Layout
 from fulcrum.rehearsal.believed import believed
+from fulcrum.rehearsal.future import answer_and_past_seconds
 from fulcrum.rehearsal.memory import Memory, question_of, rehearsed, remembered
 from fulcrum.rehearsal.play import Margins, Stage
 from fulcrum.rehearsal.recorded import Recorded, recorded
@@ -25,6 +26,8 @@ from fulcrum.rehearsal.scale import Scale, scale_of, thinned
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.cluster import ClusterModel
 
+_LEAST_PLAYS: Final = 5
+"""So many plays must fit; where a play of all requests is too long for that, a scale model is played."""
 _MOST_PACKED_BYTES: Final = 16 * 1024 * 1024
 """Of rings that are unpacked: twice as many are 230,000 requests, which take half of the memory that a play has."""
 
@@ -65,8 +68,7 @@ def played(case: Case) -> Played:
     """Rehearse."""
     recording = merge(case.rings, least_rate=_least_rate(case))
     if not recording.complete:
-        silent = ", ".join(f"{gateway} ({why})" for gateway, why in recording.silent) or "none is old enough"
-        return _without(case, f"not all gateways told their requests: {silent}")
+        return _without(case, silence(recording.silent or (("none is old enough", ""),)))
     if recording.covers_from_seconds < TUNING.shortest_seconds:
         return _without(
             case, f"only the last {recording.covers_from_seconds:.0f} s are known: a gateway is new, or went"
@@ -88,8 +90,27 @@ def played(case: Case) -> Played:
     if known is None or cluster is None:
         what = "the load" if known is None else "how fast all workers are"
         return _without(case, f"{what} is not known")
+    few = scale_of(case.wanted.standing, _most_share(known, recording.sampling_rate, promised(case.spec)))
+    scale = few or scale
     known = replace(known, seen=thinned(known.seen, scale.share / recording.sampling_rate))
     return _rehearsed(replace(case, wanted=replace(case.wanted, standing=scale.played)), known, cluster, scale)
+
+
+def _most_share(known: Recorded, sampling_rate: float, slo: LatencyTargets) -> float:
+    """Return the share of the requests of which enough layouts can be played."""
+    seen = known.seen
+    if not seen.ended.any():
+        return sampling_rate
+    _, past_seconds = answer_and_past_seconds(seen.made_tokens[seen.ended], slo)
+    seconds = past_seconds + TUNING.shortest_seconds / 2  # of the future that is played at least
+    requests = len(seen) / known.now / sampling_rate * seconds
+    return min(sampling_rate, TUNING.most_played / (_LEAST_PLAYS * max(requests, 1.0)))
+
+
+def silence(silent: Sequence[tuple[str, str]]) -> str:
+    """Return what is said of gateways that told nothing, each with the reason; empty where all did."""
+    names = ", ".join(f"{gateway} ({why})" if why else gateway for gateway, why in silent)
+    return names and f"not all gateways told their requests: {names}"
 
 
 def _least_rate(case: Case) -> float:
@@ -120,6 +141,8 @@ def _rehearsed(case: Case, known: Recorded, cluster: ClusterModel, scale: Scale)
     answer = None if question is None else rehearse(question)
     if question is None or answer is None:
         return Played(memory=case.memory)
+    if answer.compared_none:
+        return _without(case, f"a play of {answer.played_requests} requests is too long to compare layouts")
     return Played(
         memory=_retold(remembered(answer, case.wanted, question, case.memory), scale.unscaled),
         rehearsed=_unscaled(rehearsed(case.wanted, answer, question, case.time), scale),

@@ -71,7 +71,7 @@ def span_of(
     long as it has gone on. What runs or waits now came in the last promise and time of an answer, and found a system
     that what came in as long a time before had filled: the past that is played has room for both.
     """
-    answer_seconds = float(np.quantile(outputs, 0.9)) * slo.tpot_seconds
+    answer_seconds, past_seconds = answer_and_past_seconds(outputs, slo)
     rate = len(seen.since(since)) / (now - since)
     future_seconds = max(2 * slo.ttft_seconds + answer_seconds, now - since)
     future_seconds = float(np.clip(future_seconds, TUNING.shortest_seconds, TUNING.longest_seconds))
@@ -80,8 +80,6 @@ def span_of(
     if future_seconds + beyond_seconds > most_seconds:
         beyond_seconds = min(beyond_seconds, most_seconds / 2)
         future_seconds = max(most_seconds - beyond_seconds, TUNING.shortest_seconds / 2)
-    request_seconds = slo.ttft_seconds + answer_seconds + TUNING.shortest_seconds / 2
-    past_seconds = min(2 * request_seconds, TUNING.longest_seconds / 3)
     start = max(known_from or 0.0, now - past_seconds)
     return Span(
         now=now,
@@ -91,6 +89,13 @@ def span_of(
         scored_seconds=future_seconds,
         beyond_seconds=beyond_seconds,
     )
+
+
+def answer_and_past_seconds(outputs: NDArray[np.int64], slo: LatencyTargets) -> tuple[float, float]:
+    """Return how long an answer takes at the promised pace, and how much of the past is played for its state."""
+    answer_seconds = float(np.quantile(outputs, 0.9)) * slo.tpot_seconds
+    request_seconds = slo.ttft_seconds + answer_seconds + TUNING.shortest_seconds / 2
+    return answer_seconds, min(2 * request_seconds, TUNING.longest_seconds / 3)
 
 
 def future(seen: Seen, span: Span, random: np.random.Generator, *, longer: bool, stands_since: float) -> Future:

@@ -82,6 +82,8 @@ class Answer:
     """As in the question, with that of what stands."""
     plays: int
     played_requests: int
+    compared_none: bool = False
+    """What stands has so many requests that no other layout was played."""
 
 
 def rehearse(question: Question) -> Answer | None:
@@ -106,6 +108,7 @@ def rehearse(question: Question) -> Answer | None:
         return None
     stands = plays.stands(first)
     best, inside, compared = stage.standing, stands, [plays.expected(stage.standing, stands)]
+    too_many = False
     for layout in candidates(
         stage.standing,
         known_speeds(stage.cluster),
@@ -116,6 +119,7 @@ def rehearse(question: Question) -> Answer | None:
         mixes=question.mixes,
     ):
         if plays.requests > TUNING.most_played:
+            too_many = plays.count == 1
             break
         # It must bring more than the best so far, and enough more than what stands: with more misses it cannot win.
         least = max(
@@ -139,6 +143,7 @@ def rehearse(question: Question) -> Answer | None:
         offsets=plays.offsets,
         plays=plays.count,
         played_requests=plays.requests,
+        compared_none=too_many,
     )
 
 

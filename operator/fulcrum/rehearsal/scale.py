@@ -44,20 +44,21 @@ class Scale:
         return Layout.of_roles(counts)
 
 
-def scale_of(standing: Layout, sampling_rate: float) -> Scale | None:
-    """Return how to play a layout of whose requests a sample is known; None: it has no scale model that is like it.
+def scale_of(standing: Layout, most_share: float) -> Scale | None:
+    """Return how to play a layout with at most such a share of its requests; None: it has no model that is like it.
 
-    The smallest model with `TUNING.most_of_role` workers of a role or more, in which no role has so much another part
-    of the workers that it would be another load to it.
+    The smallest model with `TUNING.most_of_role` workers of a role or more, else the largest one with fewer, in which
+    no role has so much another part of the workers that it would be another load to it.
     """
     counts = [count for role in ROLES for _, count in standing.of_role(role) if count]
     largest = max(counts, default=0)
     if not largest:
         return None
-    most = min(largest, int(largest * sampling_rate))
-    if sampling_rate >= 1 and largest <= TUNING.most_of_role:
+    most = min(largest, int(largest * most_share))
+    if most_share >= 1 and largest <= TUNING.most_of_role:
         return Scale(real=standing, played=standing, share=1.0)
-    for size in range(min(TUNING.most_of_role, most), most + 1):
+    least = min(TUNING.most_of_role, most)
+    for size in (*range(least, most + 1), *range(least - 1, 0, -1)):
         played = Layout.of_roles(
             {role: {pool: _scaled(count, size, largest) for pool, count in standing.of_role(role)} for role in ROLES}
         )
@@ -67,7 +68,7 @@ def scale_of(standing: Layout, sampling_rate: float) -> Scale | None:
             for role in ROLES
             for (_, few), (_, count) in zip(played.of_role(role), standing.of_role(role), strict=True)
         ]
-        if share <= sampling_rate and max(errors) <= TUNING.stretch_change and played.total <= 4 * TUNING.most_of_role:
+        if share <= most_share and max(errors) <= TUNING.stretch_change and played.total <= 4 * TUNING.most_of_role:
             return Scale(real=standing, played=played, share=share)
     return None
 
