@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
+import msgspec
 import pytest
 from tests.decide.loads import measurements, traffic
 from tests.decide.world import START, World, make_spec, pool
 
 from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType
 from fulcrum.decide.rehearsed import Checked, PlayedLayout, Rehearsed, Wanted
@@ -147,7 +149,7 @@ def test_workers_that_do_both_stay_so_when_one_is_replaced() -> None:
     assert len(world.workers) == WORKERS
 
 
-@pytest.mark.parametrize("changed", ["restart", "gone", "role", "promise"])
+@pytest.mark.parametrize("changed", ["restart", "gone", "role", "promise", "admits"])
 def test_the_answer_for_another_state_is_not_acted_on(changed: str) -> None:
     world = make_world()
     answer = answered(wanted_of(world), split(6))
@@ -158,9 +160,24 @@ def test_the_answer_for_another_state_is_not_acted_on(changed: str) -> None:
         world.set(name, ready=False, ready_since=None)
     elif changed == "role":
         world.set(name, role=Role.DECODE, role_epoch=3, role_since=START)
+    elif changed == "admits":
+        (only,) = world.spec.pools
+        admits = PoolAdmits(max_prompt_tokens=2000)
+        world.spec = msgspec.structs.replace(world.spec, pools=(msgspec.structs.replace(only, admits=admits),))
     else:
         world.spec = make_spec(*[pool(low=WORKERS, high=WORKERS)], mode="Auto", slo={"attainment": 0.9, "ttft": "9s"})
     assert roles_of(tell(world, answer)) == []
+
+
+def test_the_order_of_the_classes_that_a_pool_admits_is_no_other_state() -> None:
+    world = make_world()
+    (only,) = world.spec.pools
+    keys = []
+    for classes in (("chat", "batch"), ("batch", "chat"), ("batch",)):
+        pools = (msgspec.structs.replace(only, admits=PoolAdmits(classes=classes)),)
+        world.spec = msgspec.structs.replace(world.spec, pools=pools)
+        keys.append(wanted_of(world).key)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_nothing_is_rehearsed_while_the_promise_is_kept_or_right_after_a_flip() -> None:
