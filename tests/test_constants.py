@@ -39,6 +39,7 @@ PRECISION = (
 
 WORDS = (
     "admission/outcome.py numbers: 1000",
+    "report/layouts.py _POOLS_CHARACTERS",
     "report/unserved.py _SHARES",
     "routing/affinity.py POOL",
     "routing/sent.py MAX_BATCH_KEYS",

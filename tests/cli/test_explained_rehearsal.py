@@ -48,6 +48,17 @@ def test_one_that_is_ahead_by_chance_is_named() -> None:
     assert said(ahead) == "3P:3D 53.3% inside, 2P:4D 56.0% (+11 requests, error 8.5); 3P:3D was chosen"
 
 
+def test_one_of_the_same_ratio_that_is_ahead_is_told_from_what_stands() -> None:
+    ahead = msgspec.structs.replace(HELD, best_attainment=0.93, gain=128.0, error=11.0)
+    assert said(ahead) == (
+        "3P:3D 53.3% inside, another layout of the same ratio 93.0% (+128 requests, error 11); 3P:3D was chosen"
+    )
+    pools = msgspec.structs.replace(ahead, stood="3P:3D (a 3P:0D, b 0P:3D)", best="3P:3D (a 0P:3D, b 3P:0D)")
+    assert said(pools).startswith(
+        "3P:3D (a 3P:0D, b 0P:3D) 53.3% inside, 3P:3D (a 0P:3D, b 3P:0D) 93.0% (+128 requests, error 11); "
+    )
+
+
 def test_what_came_of_the_last_forecast_is_printed() -> None:
     told = msgspec.structs.replace(HELD, foretold_attainment=0.952, served_attainment=0.61)
     assert said(told).endswith(" / the last forecast said 95.2% inside, and 61.0% came")

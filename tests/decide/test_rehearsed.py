@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
+import msgspec
 import pytest
 from tests.decide.loads import measurements, traffic
 from tests.decide.world import START, World, make_spec, pool
 
 from fulcrum.api.names import Role
+from fulcrum.api.pool_types import PoolAdmits
 from fulcrum.api.reasons import Reason
 from fulcrum.api.types import ConditionType
 from fulcrum.decide.rehearsed import Checked, PlayedLayout, Rehearsed, Wanted
@@ -147,7 +149,7 @@ def test_workers_that_do_both_stay_so_when_one_is_replaced() -> None:
     assert len(world.workers) == WORKERS
 
 
-@pytest.mark.parametrize("changed", ["restart", "gone", "role", "promise"])
+@pytest.mark.parametrize("changed", ["restart", "gone", "role", "promise", "admits"])
 def test_the_answer_for_another_state_is_not_acted_on(changed: str) -> None:
     world = make_world()
     answer = answered(wanted_of(world), split(6))
@@ -158,9 +160,62 @@ def test_the_answer_for_another_state_is_not_acted_on(changed: str) -> None:
         world.set(name, ready=False, ready_since=None)
     elif changed == "role":
         world.set(name, role=Role.DECODE, role_epoch=3, role_since=START)
+    elif changed == "admits":
+        (only,) = world.spec.pools
+        admits = PoolAdmits(max_prompt_tokens=2000)
+        world.spec = msgspec.structs.replace(world.spec, pools=(msgspec.structs.replace(only, admits=admits),))
     else:
         world.spec = make_spec(*[pool(low=WORKERS, high=WORKERS)], mode="Auto", slo={"attainment": 0.9, "ttft": "9s"})
     assert roles_of(tell(world, answer)) == []
+
+
+def test_the_order_of_the_classes_that_a_pool_admits_is_no_other_state() -> None:
+    world = make_world()
+    (only,) = world.spec.pools
+    keys = []
+    for classes in (("chat", "batch"), ("batch", "chat"), ("batch",)):
+        pools = (msgspec.structs.replace(only, admits=PoolAdmits(classes=classes)),)
+        world.spec = msgspec.structs.replace(world.spec, pools=pools)
+        keys.append(wanted_of(world).key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def two_pools(*, mode: str = "Auto") -> World:
+    """Pool a with four workers that prefill, pool b with four that decode."""
+    world = make_world(mode=mode, pools=[pool("a", low=4, high=4), pool("b", low=4, high=4)])
+    (speed,) = set(world.measurements.speeds.values())
+    world.measurements = replace(world.measurements, speeds={"a": speed, "b": speed})
+    assert wanted_of(world).standing == Layout.of(prefill={"a": 4}, decode={"b": 4})
+    return world
+
+
+SWAPPED = Layout.of(prefill={"b": 4}, decode={"a": 4})
+
+
+def test_pools_that_change_places_are_named_where_the_ratio_stays() -> None:
+    world = two_pools()
+    decided = tell(world, answered(wanted_of(world), SWAPPED))
+    assert roles_of(decided) != []
+    stood, then = "4P:4D (a 4P:0D, b 0P:4D)", "4P:4D (a 0P:4D, b 4P:0D)"
+    played = decided.status.rehearsal
+    assert played is not None
+    assert (played.stood, played.best, played.chosen) == (stood, then, then)
+    decision = decided.status.last_decision
+    assert decision is not None
+    assert decision.from_ == stood
+    assert decision.to.startswith("4P:4D (a ")
+
+
+def test_observe_proposes_that_pools_change_places() -> None:
+    world = two_pools(mode="Observe")
+    decided = tell(world, answered(wanted_of(world), SWAPPED))
+    decision = decided.status.last_decision
+    assert decision is not None
+    assert decision.action.startswith("Observed only: Auto would go from 4P:4D (a 4P:0D, b 0P:4D) to 4P:4D (a ")
+    said = next(each for each in decided.status.conditions if each.type is ConditionType.PROGRESSING)
+    assert "Auto would go to 4P:4D (a " in said.message
+    world.status, world.now = decided.status, world.now + timedelta(seconds=10)
+    assert world.plan().status.last_decision == decision, "the same proposal keeps its time"
 
 
 def test_nothing_is_rehearsed_while_the_promise_is_kept_or_right_after_a_flip() -> None:
@@ -207,6 +262,20 @@ def test_without_rehearsals_flips_go_by_what_is_expected() -> None:
     assert decided.status.rehearsal is None
 
 
+def test_while_plays_are_wrong_and_estimates_decide_roles_are_not_said_to_stay() -> None:
+    world = make_world(prefill=7)
+    world.measurements = replace(world.measurements, rehearses=False, plays_distrusted=True)
+    decided = world.plan()
+    assert roles_of(decided) != []
+    said = next(each for each in decided.status.conditions if each.type is ConditionType.PROGRESSING)
+    assert "What rehearsals foretold did not come" in said.message
+    assert "roles change by estimates" in said.message
+    assert "no worker is given back" in said.message
+    assert "roles stay" not in said.message
+    assert decided.status.rehearsal is None
+    assert "status.rehearsal" not in said.message, "it is not there"
+
+
 def test_while_plays_are_wrong_repairs_go_on_and_it_is_said() -> None:
     world = make_world(prefill=1)
     question = wanted_of(world)
@@ -220,6 +289,8 @@ def test_while_plays_are_wrong_repairs_go_on_and_it_is_said() -> None:
     assert decided.status.rehearsal.served_attainment == 0.6
     said = next(each for each in decided.status.conditions if each.type is ConditionType.PROGRESSING)
     assert said.reason is Reason.REHEARSAL_OFF
+    assert "no further role is changed for the load" in said.message
+    assert "status.rehearsal has both shares" in said.message
     world.set(min(world.workers), ready=False, ready_since=None)
     assert len(roles_of(world.plan())) == 1, "an empty role is taken over"
     name = max(world.workers)

@@ -113,6 +113,9 @@ def _rehearsal(played: RehearsalStatus) -> list[str]:
     best = f"{played.best} {played.best_attainment:.1%} ({ahead})"
     if played.best == played.stood:
         best = "no other layout serves more"
+        # Older operators wrote the ratio alone, which is the same where only pools differ.
+        if played.error is not None or played.gain != 0:
+            best = f"another layout of the same ratio {played.best_attainment:.1%} ({ahead})"
     text = [
         f"rehearsed  {played.time}, {played.requests} requests: {played.stood} {played.stood_attainment:.1%} inside, "
         f"{best}; {played.chosen} was chosen"

@@ -135,9 +135,16 @@ def _by_rehearsal(
 
 
 def _state_key(inputs: Inputs, workers: Iterable[ObservedWorker], changes: object) -> str:
-    """Return a key that other workers or revisions, and another promise, admission or kind of change, do not have."""
+    """Return a key that other workers or revisions do not have, nor another promise, admission or kind of change, nor
+    pools that admit other requests."""
     state = sorted((worker.uid, worker.restarts, worker.stale) for worker in workers)
-    return sha256(repr((state, inputs.promise, inputs.spec.admission, changes)).encode()).hexdigest()[:16]
+    admits = sorted(
+        (pool.name, pool.admits.min_prompt_tokens, pool.admits.max_prompt_tokens, sorted(pool.admits.classes))
+        for pool in inputs.spec.pools
+        if pool.admits is not None
+    )
+    asked = (state, inputs.promise, inputs.spec.admission, changes, *([admits] if admits else []))
+    return sha256(repr(asked).encode()).hexdigest()[:16]
 
 
 def dwelled(inputs: Inputs, kept: Kept) -> list[ObservedWorker]:

@@ -18,6 +18,7 @@ from fulcrum.api.types import (
     ConditionType,
     InferenceClusterStatus,
     PreloadState,
+    RehearsalStatus,
     SleepState,
     SleepStatus,
 )
@@ -25,8 +26,8 @@ from fulcrum.api.worker import EngineSleepState
 from fulcrum.decide.assign import Assignment
 from fulcrum.decide.decision import BalanceDecision
 from fulcrum.decide.snapshot import GatewayState, ObservedWorker, Snapshot, roles_served
-from fulcrum.decide.target import ratio_text
 from fulcrum.decide.tuning import TUNING
+from fulcrum.report.layouts import layout_texts, target_layout
 from fulcrum.report.slow_transfers import slow_transfers
 from fulcrum.report.unserved import adapters_missing, batches_missing, requests_rejected
 from fulcrum.rollout.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
@@ -97,7 +98,11 @@ def with_conditions(
     findings = {
         ConditionType.AVAILABLE: _available(ready, snapshot.gateway, decision.sleep),
         ConditionType.PROGRESSING: _progressing(
-            snapshot, decision, PAUSED if snapshot.paused else moving, least_available=least_available
+            snapshot,
+            decision,
+            PAUSED if snapshot.paused else moving,
+            played=status.rehearsal,
+            least_available=least_available,
         ),
         ConditionType.DEGRADED: Finding(True, *degraded) if degraded is not None else HEALTHY,
     }
@@ -124,7 +129,14 @@ def _available(roles: Iterable[Role], gateway: GatewayState, sleep: SleepStatus 
     return Finding(True, Reason.READY, "Prefill and decode are served.")
 
 
-def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding, *, least_available: int) -> Finding:
+def _progressing(
+    snapshot: Snapshot,
+    decision: BalanceDecision,
+    finding: Finding,
+    *,
+    played: RehearsalStatus | None,
+    least_available: int,
+) -> Finding:
     """Add to what moves what else there is to know of the balance; without figures, which never stand still."""
     workers, trace, said, notes = snapshot.workers, decision.trace, None, []
     if trace.failure is not None:
@@ -134,8 +146,9 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
         notes = [f"The balance holds what stands, because its input is unknown: {trace.unknown}"]
     else:
         if decision.proposal is not None:
-            said, proposed = Reason.OBSERVING, decision.proposal.assignment.counts
-            change = "change nothing" if proposed == decision.assignment.counts else f"go to {ratio_text(proposed)}"
+            said, stands = Reason.OBSERVING, target_layout(decision.assignment)
+            proposed = target_layout(decision.proposal.assignment)
+            change = "change nothing" if proposed == stands else f"go to {layout_texts(stands, proposed)[1]}"
             notes.append(f"Mode Observe changes nothing. Auto would {change}.")
         if trace.unreachable:
             notes.append(
@@ -145,12 +158,7 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
             )
     if snapshot.measurements.plays_distrusted:
         said = said or Reason.REHEARSAL_OFF
-        notes.append(
-            "What rehearsals foretold did not come, several times in a row: roles stay and no worker is given back "
-            "until it does. status.rehearsal has both shares. Most often engines are slower than what is known of "
-            "them, or something else uses their GPUs, cores or links: see status.slowWorkers, and what else runs on "
-            "their nodes."
-        )
+        notes.append(_rehearsal_off(rehearses=snapshot.measurements.rehearses, played=played))
     tiers = [worker.load.offload for worker in workers if worker.load is not None and worker.load.offload is not None]
     reasons = {tier.reason for tier in tiers if tier.reason is not None}
     notes += [f"KV comes back by policy load: {reason}." for reason in sorted(reasons)]
@@ -172,6 +180,26 @@ def _progressing(snapshot: Snapshot, decision: BalanceDecision, finding: Finding
     # A cluster at rest gives the reason of the notes, one that moves its own.
     reason = said if said is not None and finding.reason is Reason.RECONCILED else finding.reason
     return Finding(finding.status, reason, " ".join([finding.message, *notes]))
+
+
+def _rehearsal_off(*, rehearses: bool, played: RehearsalStatus | None) -> str:
+    """Say what plays that were wrong hold back: roles only where rehearsals decide about them."""
+    what = "no worker is given back"
+    if rehearses:
+        what = "no further role is changed for the load (empty ones are taken over), and no worker is given back,"
+    said = [
+        f"What rehearsals foretold did not come, several times in a row: {what} until it does, or until ten "
+        "minutes have passed without a forecast that could be compared with what came."
+    ]
+    if not rehearses:
+        said.append("Rehearsals have no answer at present, so roles change by estimates.")
+    if played is not None and played.foretold_attainment is not None:
+        said.append("status.rehearsal has both shares.")
+    said.append(
+        "Most often engines are slower than what is known of them, or something else uses their GPUs, cores or links: "
+        "see status.slowWorkers, and what else runs on their nodes."
+    )
+    return " ".join(said)
 
 
 def _progress(

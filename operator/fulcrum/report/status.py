@@ -22,11 +22,13 @@ from fulcrum.api.types import (
     RoleCounts,
 )
 from fulcrum.capacity.start_timeout import start_timeout
+from fulcrum.decide.assign import layout_of
 from fulcrum.decide.decision import BalanceDecision
 from fulcrum.decide.snapshot import ObservedWorker, Snapshot
 from fulcrum.decide.target import ratio_text
 from fulcrum.performance.layout import ROLES
 from fulcrum.report.conditions import Finding, with_conditions, with_findings
+from fulcrum.report.layouts import layout_texts, target_layout
 from fulcrum.report.slow_workers import slow_workers
 from fulcrum.rollout.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
 from fulcrum.rollout.faults import Faults
@@ -90,13 +92,14 @@ def _rehearsal(snapshot: Snapshot) -> RehearsalStatus | None:
     if rehearsed is None:
         return snapshot.status.rehearsal if snapshot.measurements.rehearses else None
     stood, best, checked = rehearsed.compared[0], rehearsed.compared[-1], rehearsed.checked
+    stood_text, best_text, chosen_text = layout_texts(stood.layout, best.layout, rehearsed.chosen)
     return RehearsalStatus(
         time=timestamp(rehearsed.time),
-        stood=ratio_text(stood.layout.counts()),
+        stood=stood_text,
         stood_attainment=round(stood.inside, 3),
-        best=ratio_text(best.layout.counts()),
+        best=best_text,
         best_attainment=round(best.inside, 3),
-        chosen=ratio_text(rehearsed.chosen.counts()),
+        chosen=chosen_text,
         requests=rehearsed.requests,
         gain=round(rehearsed.gain, 1),
         error=round(rehearsed.error, 1) if isfinite(rehearsed.error) and len(rehearsed.compared) > 1 else None,
@@ -134,11 +137,12 @@ def _carried_out(
     for kind, verb in ((SetRole, "Flip"), (StartDrain, "Drain"), (DeleteWorker, "Delete"), (CreateWorker, "Create")):
         chosen = [action for action in actions if isinstance(action, kind)]
         if chosen:
+            have, want = layout_texts(layout_of(w for w in workers if w.live), target_layout(decision.assignment))
             return Decision(
                 action=f"{verb} {', '.join(action.name for action in chosen[:4])}{' ...' if chosen[4:] else ''}",
                 reason=chosen[0].reason,
-                from_=ratio_text(_counts(w for w in workers if w.live)),
-                to=ratio_text(decision.assignment.counts),
+                from_=have,
+                to=want,
                 time=timestamp(now),
                 explanation=decision.trace.explanation if chosen[0].reason is decision.trace.reason else None,
             )
@@ -147,9 +151,12 @@ def _carried_out(
 
 def _proposed(last: Decision | None, decision: BalanceDecision, now: datetime) -> Decision | None:
     """Return what mode Auto would do; what was said last, with its time, while it is still the same."""
-    if decision.proposal is None or decision.proposal.assignment.counts == decision.assignment.counts:
+    if decision.proposal is None:
         return None
-    have, want = ratio_text(decision.assignment.counts), ratio_text(decision.proposal.assignment.counts)
+    stands, proposed = target_layout(decision.assignment), target_layout(decision.proposal.assignment)
+    if proposed == stands:
+        return None
+    have, want = layout_texts(stands, proposed)
     trace = decision.proposal.trace
     action, reason = f"Observed only: Auto would go from {have} to {want}", trace.reason or Reason.OBSERVING
     if last is not None and (last.action, last.reason) == (action, reason):
