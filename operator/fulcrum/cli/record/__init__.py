@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fulcrum.cli.number_range import NumberRange
+
 if TYPE_CHECKING:
     from fulcrum.cli.record.trace import Trace
     from fulcrum.kube import Api
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--last",
     "last_seconds",
-    type=click.FloatRange(1, 3600),
+    type=NumberRange(1, 3600),
     default=3600,
     show_default=True,
     metavar="SECONDS",
