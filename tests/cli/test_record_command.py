@@ -19,7 +19,7 @@ from fulcrum.admission import Admission
 from fulcrum.api.internal_token import record_token
 from fulcrum.api.names import PORT_GATEWAY_INSIDE
 from fulcrum.api.record import PATH, Outcome
-from fulcrum.api.serving_types import AdmissionPolicy
+from fulcrum.api.serving_types import AdmissionPolicy, ClassMatch, QosClass
 from fulcrum.controller.kube import SECRET
 from fulcrum.gateway.dispatch.recorder import Recorder, record_page
 from fulcrum.gateway.http.internal_server import InternalServer
@@ -44,9 +44,9 @@ def record(server: ApiServer, *arguments: str, code: int = 0) -> tuple[bytes, st
     return done.stdout, done.stderr.decode()
 
 
-def recorder(start: float, requests: int) -> Recorder:
-    """A gateway's recorder that has served so many requests since `start`, and turned one away."""
-    kept = Recorder(Admission(AdmissionPolicy.PREDICTIVE), seed=7, shares_seed=True, now=start)
+def recorder(start: float, requests: int, *classes: QosClass) -> Recorder:
+    """A gateway's recorder that has served so many requests (of the first class) since `start`, and turned one away."""
+    kept = Recorder(Admission(AdmissionPolicy.PREDICTIVE, classes), seed=7, shares_seed=True, now=start)
     for number in range(requests):
         kept.ring.add(1.0 + number, 0.5, 0.1, -1.0, 1000, 4000, 30, 5, 0, int(Outcome.SERVED), (1, 2 + number))
     kept.ring.add(30.0, 0.0, -1.0, 2.0, 1000, 4000, -1, 99, 0, int(Outcome.REJECTED), (1, 99))
@@ -101,8 +101,27 @@ async def test_all_gateways_are_read_and_written_as_one_trace(cluster: Cluster, 
     file = tmp_path / "trace.jsonl"
     file.write_bytes(out)
     assert [(request.prompt_tokens, request.output_tokens) for request in load_trace(file)] == [(1000, 30)] * 5
+    assert {request.qos_class for request in load_trace(file)} == {None}, "the cluster has no classes"
     file.write_bytes(longer)
     assert sorted(request.output_tokens for request in load_trace(file)) == [30] * 5 + [80] * 1
+
+
+async def test_a_class_called_default_is_named_where_it_is_one_of_several(cluster: Cluster, tmp_path: Path) -> None:
+    await cluster.apply()
+    await make_token(cluster)
+    gateway = await make_gateway(cluster, "c-gateway-x")
+    classes = (
+        QosClass(name="default", priority=1, match=ClassMatch(header="x-class", value="default")),
+        QosClass(name="others", priority=0),
+    )
+    start = asyncio.get_running_loop().time() - 100.0
+    async with inner_port(gateway, recorder(start, 90, *classes)):
+        where = (f"ic/{cluster.name}", "-n", cluster.namespace)
+        out, said = await asyncio.to_thread(record, cluster.server, *where, "--last", "80")
+    assert "of the last 80 s\n" in said
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(out)
+    assert {request.qos_class for request in load_trace(file)} == {"default"}
 
 
 async def test_what_is_missing_is_named_with_what_to_do(cluster: Cluster) -> None:

@@ -180,6 +180,9 @@ def test_a_profile_takes_the_place_of_the_roofline(tmp_path: Path) -> None:
         ((), ("--policy", "static-0:4"), "at least one worker of each role"),
         ((), ("--policy", " , "), "name at least one"),
         ((), ("--speed", "0"), "speed must be above 0"),
+        ((), ("--speed", "nan"), "speed must be above 0"),
+        ((), ("--speed", "1e-320"), "the trace would take longer than ten years"),
+        ((), ("--host-link", "nan"), "Invalid value for '--host-link': nan is not a number"),
         ((), ("--start", "soon"), "is not a duration"),
         ((), ("--profile", "other=x.json"), "there is no pool other"),
         ((), ("--profile", "missing.json"), "missing.json"),
@@ -189,6 +192,8 @@ def test_a_profile_takes_the_place_of_the_roofline(tmp_path: Path) -> None:
         (("pools:", "pool:"), (), "unknown field spec.pool"),
         (("kind: InferenceCluster", "kind: Pod"), (), "must hold one InferenceCluster"),
         (("spec:", "spec: ["), (), "is not YAML"),
+        (("spec:", "spec: &spec\n  more: *spec"), (), "cannot be written as JSON: Circular reference"),
+        (("ttft: 500ms", "ttft: 2026-01-01"), (), 'spec.slo.ttft: Invalid value: "2026-01-01"'),
     ],
 )  # fmt: skip
 def test_what_users_get_wrong(
@@ -200,6 +205,14 @@ def test_what_users_get_wrong(
     result = run(*trace, "--cluster", cluster, "--limit", "20", *arguments)
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.replace("\u2502", " ").split())
+
+
+def test_a_length_that_no_trace_has_names_file_line_and_field(cluster: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 10000000000, "output_length": 5}')
+    result = run("--trace", trace, "--cluster", cluster)
+    assert result.exit_code == 2, result.output
+    assert f"{trace}:1: input_length: expected at most 2147483647, got 10000000000" in result.output.replace("\n", "")
 
 
 def test_help_names_everything() -> None:

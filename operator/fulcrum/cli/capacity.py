@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fulcrum.api.parallelism import EXPERT_BACKENDS
+from fulcrum.cli.number_range import NumberRange
 
 if TYPE_CHECKING:
     from fulcrum.capacity.model import ModelConfig
@@ -37,7 +38,7 @@ FORMATS: Final = ("auto", "bf16", "fp8", "fp4", "int4")
 )
 @click.option(
     "--imbalance",
-    type=click.FloatRange(min=1.0),
+    type=NumberRange(min=1.0),
     default=1.0,
     show_default=True,
     help="Tokens of the busiest GPU over the mean, beyond chance; 1: even, or balanced by EPLB.",

@@ -117,4 +117,15 @@ def _documents(path: Path) -> list[dict[str, Any]]:
             raise ClusterFileError(
                 f"{path}: a document is a {shape}: write each object as a mapping with apiVersion and kind"
             )
-    return documents
+    try:
+        return [_as_json(document) for document in documents]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ClusterFileError(f"{path} cannot be written as JSON: {error}") from error
+
+
+def _as_json(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document as it would reach the API server: a date is text."""
+    import json
+
+    converted: dict[str, Any] = json.loads(json.dumps(document, default=str))
+    return converted

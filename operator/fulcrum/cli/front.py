@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from fulcrum.cli.number_range import NumberRange
+
 
 @click.command(name="front", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_json", help="Configuration as JSON.  [default: $FULCRUM_FRONT_CONFIG]")
@@ -21,7 +23,7 @@ import click
     "--lame-duck-seconds",
     default=3.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     help="How long SIGTERM still lets connections in.",
 )
 @click.option("--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING"]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from fulcrum.cli.number_range import NumberRange
+
 
 @click.command(name="gateway", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_json", help="Configuration as JSON.  [default: $FULCRUM_GATEWAY_CONFIG]")
@@ -30,7 +32,7 @@ import click
     "--lame-duck-seconds",
     default=3.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     help="How long SIGTERM still lets connections in.",
 )
 @click.option("--access-log/--no-access-log", default=False, help="One log line per request, not only per failure.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from fulcrum.cli.capacity import model_config
+from fulcrum.cli.number_range import NumberRange
 
 if TYPE_CHECKING:
     from fulcrum.kv.sheet import NamedLink, RestoreSheet
@@ -34,7 +35,7 @@ _GIGA: Final = 1e9
     "--link",
     "rates",
     multiple=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="GB/S",
     help="A link of your own, for the whole engine; can be repeated. Default: a table of usual links.",
 )

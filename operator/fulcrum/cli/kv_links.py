@@ -7,9 +7,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from fulcrum.cli.number_range import NumberRange
+
 GIGA: Final = 1e9
 """Bytes/s of the unit of both options."""
-_GIGABYTES: Final = click.FloatRange(min=0, min_open=True)
+_GIGABYTES: Final = NumberRange(min=0, min_open=True)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 

@@ -161,7 +161,7 @@ def _workload(trace: str, *, seed: int, speed: float, limit: int | None) -> Work
     import numpy as np
 
     from fulcrum.simulation.generate import WORKLOADS
-    from fulcrum.simulation.traffic import load_trace
+    from fulcrum.simulation.traffic import LONGEST_SECONDS, load_trace
     from fulcrum.simulation.workload import Workload
 
     if trace in WORKLOADS:
@@ -174,6 +174,8 @@ def _workload(trace: str, *, seed: int, speed: float, limit: int | None) -> Work
         workload = Workload.of(load_trace(Path(trace)))
     if limit is not None:
         workload = workload.at(np.arange(min(limit, len(workload))))
+    if speed > 0 and workload.duration_seconds / speed > LONGEST_SECONDS:
+        raise ValueError(f"--speed {speed:g}: the trace would take longer than ten years")
     return workload.scaled(speed)
 
 

@@ -15,8 +15,7 @@ from fulcrum.load.demand import LatencyTargets
 from fulcrum.rehearsal.rings import Recording
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.simulation.seen import Seen
-from fulcrum.simulation.traffic import PREFIX_BLOCK_TOKENS
-from fulcrum.simulation.traffic.recorded_blocks import RecordedBlocks
+from fulcrum.simulation.traffic.recorded_blocks import prefix_blocks
 from fulcrum.simulation.workload import Workload
 
 _MOST_BLOCKS: Final = 1 << 20
@@ -114,7 +113,4 @@ def _prefix_ids(requests: Sequence[RecordedRequest], key_ends: Sequence[int]) ->
     """Return the ids of each prompt's blocks; None: no request has a key."""
     if not any(request.keys for request in requests):
         return None
-    counts = np.array([request.prompt_tokens // PREFIX_BLOCK_TOKENS + 1 for request in requests], dtype=np.int64)
-    fits = np.cumsum(counts[::-1])[::-1] <= _MOST_BLOCKS
-    blocks = RecordedBlocks(key_ends)
-    return tuple(blocks.of(request) if fit else () for request, fit in zip(requests, fits.tolist(), strict=True))
+    return tuple(prefix_blocks(requests, key_ends, most_blocks=_MOST_BLOCKS))

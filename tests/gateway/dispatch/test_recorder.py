@@ -10,11 +10,13 @@ import pytest
 from tests.gateway.conftest import Engine, MakeSite, Seen, Site, eventually
 from tests.machine import deadline_seconds
 
+from fulcrum.admission import Admission
 from fulcrum.api.internal_token import record_token
 from fulcrum.api.names import Role
 from fulcrum.api.record import Outcome, RecordedRequest, RingPage, decode, read_page
+from fulcrum.api.serving_types import AdmissionPolicy, ClassKind, ClassMatch, QosClass
 from fulcrum.cli.record.trace import trace_of
-from fulcrum.gateway.dispatch.recorder import KEY_ENDS, record_page
+from fulcrum.gateway.dispatch.recorder import KEY_ENDS, Recorder, record_page
 from fulcrum.rehearsal.rings import merge
 from fulcrum.routing.prefixes import BYTE_ENDS
 from fulcrum.simulation.traffic.load import load_trace
@@ -106,6 +108,17 @@ async def test_requests_that_are_turned_away_are_load_too(make_site: MakeSite) -
     assert 0 < first.retry_after_seconds <= float(answer.headers["retry-after"]) < first.retry_after_seconds + 1
     assert first.output_tokens is None
     assert first.prompt_tokens == pytest.approx(len(LONG) / 4, rel=0.1)
+
+
+def test_requests_that_were_not_read_count_for_the_class_of_the_rest() -> None:
+    classes = (
+        QosClass(name="night", kind=ClassKind.BATCH, priority=0, match=ClassMatch(header="x-class", value="night")),
+        QosClass(name="chat", priority=1),
+    )
+    kept = Recorder(Admission(AdmissionPolicy.PREDICTIVE, classes), seed=7, shares_seed=True, now=0.0)
+    kept.unread(1.0)
+    (request,) = decode(kept.read(2.0))
+    assert (request.outcome, request.qos_class, request.batch) == (Outcome.UNREAD, "chat", False)
 
 
 async def test_short_prompts_are_known_again_by_all_of_their_text(make_site: MakeSite) -> None:

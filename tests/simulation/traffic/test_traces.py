@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fulcrum.simulation.traffic import Request, TraceError, load_trace, prepared
+from fulcrum.simulation.workload import Workload
 
 SHARED_TRACES = Path(__file__).resolve().parents[4] / "shared" / "traces"
 
@@ -139,6 +140,44 @@ LATIN = "TIMESTAMP,ContextTokens,GeneratedTokens,Name\n2023-11-16 18:15:46,1,1,a
         ("t.csv", (AZURE_HEADER + ROW.replace("374", "472.5")).encode(), "t.csv:2: ContextTokens: expected a whole"),
         ("t.csv", (AZURE_HEADER + ROW.replace("374", "1e400")).encode(), "t.csv:2: ContextTokens: expected a whole"),
         ("t.csv", (AZURE_HEADER + ROW.replace("374", "9" * 5000)).encode(), "t.csv:2: ContextTokens: expected a whole"),
+        (
+            "t.csv",
+            (AZURE_HEADER + ROW.replace("374", "2147483648")).encode(),
+            "t.csv:2: ContextTokens: expected at most 2147483647, got '2147483648'",
+        ),
+        (
+            "t.csv",
+            (AZURE_HEADER + ROW + ROW.replace("44", "1" + "0" * 25)).encode(),
+            "t.csv:3: GeneratedTokens: expected at most 2147483647",
+        ),
+        (
+            "t.csv",
+            (AZURE_HEADER + ROW + ROW.replace("2023", "2034")).encode(),
+            "t.csv:3: TIMESTAMP: is 3.47e+08 s from the first line; ten years (315576000 s) are the most",
+        ),
+        ("t.csv", BURST.replace("44.0", "1e10").encode(), "t.csv:2: Response tokens: expected a whole number"),
+        ("t.csv", BURST.replace("374", "4e9").encode(), "t.csv:2: Request tokens: expected a whole number"),
+        ("t.csv", BURST.replace("374", "4000000000").encode(), "t.csv:2: Request tokens: expected at most"),
+        ("t.csv", (BURST + "1e308,a,1,1\n").encode(), "t.csv:3: Timestamp: is 1e+308 s from the first line"),
+        (
+            "t.jsonl",
+            GOOD_MOONCAKE.replace("6", "10000000000").encode(),
+            "t.jsonl:1: input_length: expected at most 2147483647, got 10000000000",
+        ),
+        ("t.jsonl", GOOD_MOONCAKE.replace("5", "1.5e15").encode(), "t.jsonl:1: output_length: expected at most"),
+        ("t.jsonl", GOOD_MOONCAKE.replace("5", "1e300").encode(), "t.jsonl:1: output_length: expected a whole number"),
+        (
+            "t.jsonl",
+            (GOOD_MOONCAKE + GOOD_MOONCAKE.replace(": 0,", ": 1e17,")).encode(),
+            "t.jsonl:2: timestamp: is 1e+14 s from the first line; ten years (315576000 s) are the most",
+        ),
+        ("t.jsonl", GOOD_MOONCAKE.replace(": 0,", ": 1e400,").encode(), "t.jsonl:1: timestamp: Number out of range"),
+        ("t.jsonl", GOOD_MOONCAKE.replace("[0]", "[-1]").encode(), "t.jsonl:1: hash_ids[0]: Expected `int` >= 0"),
+        (
+            "t.jsonl",
+            GOOD_MOONCAKE.replace("[0]", "[123456789012345678901234567890]").encode(),
+            "t.jsonl:1: hash_ids[0]: Expected `int` <= 4611686018427387903",
+        ),
         ("t.jsonl", GOOD_MOONCAKE.encode() + b'{"timestamp": "\xe9"}', "t.jsonl:2: encoding: is no UTF-8 text"),
         ("t.jsonl", GOOD_MOONCAKE.encode() + b'{"x": ' + b"[" * 5000, "t.jsonl:2: line: not JSON"),
     ],
@@ -153,6 +192,20 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(
     assert f"{tmp_path}/{message}" in str(caught.value)
 
 
+def test_the_largest_numbers_make_a_workload(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "trace.jsonl",
+        '{"timestamp": 1700000000000, "input_length": 2147483647, "output_length": 1, '
+        '"hash_ids": [4611686018427387903]}\n'
+        '{"timestamp": 2000000000000, "input_length": 1, "output_length": 2147483647}\n',
+    )
+    load = Workload.of(load_trace(path))
+    assert load.arrival_seconds.tolist() == [0.0, 3e8]
+    assert load.prompt_tokens.tolist() == [2147483647, 1]
+    assert load.output_tokens.tolist() == [1, 2147483647]
+
+
 def test_prepared_scales_cuts_and_limits() -> None:
     requests = [Request(arrival_seconds=s, prompt_tokens=100, output_tokens=50) for s in (0.0, 2.0, 4.0)]
     assert prepared(requests, speed=2, limit=2, max_prompt_tokens=80) == (
@@ -162,6 +215,8 @@ def test_prepared_scales_cuts_and_limits() -> None:
     assert prepared(requests, max_output_tokens=60)[0].output_tokens == 50
     with pytest.raises(ValueError, match="speed must be above 0"):
         prepared(requests, speed=0)
+    with pytest.raises(ValueError, match="speed must be above 0"):
+        prepared(requests, speed=float("nan"))
 
 
 @pytest.mark.skipif(not SHARED_TRACES.is_dir(), reason="recorded traces are not shipped with the project")

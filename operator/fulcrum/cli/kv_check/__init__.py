@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from fulcrum.cli.number_range import NumberRange
+
 if TYPE_CHECKING:
     from fulcrum.cli.kv_check.drift import Answer, Drift
 
@@ -30,7 +32,7 @@ _RECORD_BYTES: Final = 64 << 20
 @click.option("--tokens", type=click.IntRange(1, 1024), default=64, show_default=True, help="Longest answer.")
 @click.option(
     "--limit",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=_LIMIT_NATS,
     show_default=True,
     metavar="NATS",

@@ -11,6 +11,7 @@ import click
 
 from fulcrum.cli.capacity import FORMATS, model_config, read_profile
 from fulcrum.cli.kv_links import kv_link_options
+from fulcrum.cli.number_range import NumberRange
 
 if TYPE_CHECKING:
     from fulcrum.placement.plan import PlacementPlan
@@ -34,8 +35,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
     show_default=True,
     help="least-price needs --rate; best-ratio is goodput per price.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s that must be carried.")
-@click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most price per hour.")
+@click.option("--rate", type=NumberRange(min=0, min_open=True), help="Requests/s that must be carried.")
+@click.option("--budget", type=NumberRange(min=0, min_open=True), help="Most price per hour.")
 @click.option("--kv-dtype", type=click.Choice(("fp8", "bf16")), default="fp8", show_default=True, help="KV cache.")
 @click.option("--host-memory", metavar="SIZE", help="Host memory per worker for KV that left the GPU, such as 64Gi.")
 @click.option("--pool", metavar="CLAIM=SIZE", help="KV pool of all workers below it: a volume claim, such as kv=2Ti.")

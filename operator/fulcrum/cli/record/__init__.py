@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from fulcrum.cli.number_range import NumberRange
 
 if TYPE_CHECKING:
     from fulcrum.cli.record.trace import Trace
     from fulcrum.kube import Api
     from fulcrum.rehearsal.rings import Recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    """What the gateways of a cluster answered."""
+
+    recording: Recording
+    key_ends: tuple[int, ...]
+    """Lengths of the prefixes whose keys are recorded."""
+    has_classes: bool
+    """Without classes, all requests are of one that the cluster's object does not name."""
 
 
 @click.command("record", short_help="Write a cluster's last minutes of requests as a trace.")
@@ -18,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--last",
     "last_seconds",
-    type=click.FloatRange(1, 3600),
+    type=NumberRange(1, 3600),
     default=3600,
     show_default=True,
     metavar="SECONDS",
@@ -75,12 +89,12 @@ def command(
 
     name = cluster.rpartition("/")[2] if cluster else None
     try:
-        recording, key_ends = asyncio.run(_read(name, namespace, kubeconfig, last_seconds, _places(addresses)))
+        read = asyncio.run(_read(name, namespace, kubeconfig, last_seconds, _places(addresses)))
     except (NoClusterError, ConfigError) as error:
         raise click.ClickException(str(error)) from error
     except ApiFailure as error:
         raise click.ClickException(f"the API server refuses or does not answer: {error}") from error
-    _write(recording, key_ends, assumed_output_tokens, partial=partial)
+    _write(read, last_seconds, assumed_output_tokens, partial=partial)
 
 
 def _places(addresses: tuple[str, ...]) -> dict[str, str]:
@@ -103,8 +117,8 @@ def _places(addresses: tuple[str, ...]) -> dict[str, str]:
 
 async def _read(
     name: str | None, namespace: str | None, kubeconfig: str | None, last_seconds: float, places: dict[str, str]
-) -> tuple[Recording, tuple[int, ...]]:
-    """The recording, and the lengths of the prefixes whose keys are in it."""
+) -> _Answers:
+    from fulcrum.admission import DEFAULT_CLASS
     from fulcrum.cli.connect import api_of
     from fulcrum.cli.top.source import find_cluster
     from fulcrum.rehearsal.rings import merge
@@ -123,9 +137,13 @@ async def _read(
         raise click.UsageError(
             f"--gateway {pod}=...: no gateway of ic/{known} that runs is called so; there is {', '.join(gateways)}"
         )
-    read = await read_rings({**gateways, **places}, token=token, last_seconds=last_seconds)
-    key_ends: tuple[int, ...] = max((ring.page.key_ends for ring in read if ring.page is not None), key=len, default=())
-    return merge(read, last_seconds=last_seconds), key_ends
+    rings = await read_rings({**gateways, **places}, token=token, last_seconds=last_seconds)
+    pages = [ring.page for ring in rings if ring.page is not None]
+    return _Answers(
+        recording=merge(rings, last_seconds=last_seconds),
+        key_ends=max((page.key_ends for page in pages), key=len, default=()),
+        has_classes=any(name != DEFAULT_CLASS for page in pages for name in page.classes),
+    )
 
 
 async def _gateways(api: Api, namespace: str, cluster: str) -> dict[str, str]:
@@ -167,13 +185,12 @@ async def _token(api: Api, namespace: str, cluster: str) -> str | None:
         raise click.ClickException(f"Secret {secret} in {namespace} has no usable key {SECRET_KEY}") from error
 
 
-def _write(
-    recording: Recording, key_ends: tuple[int, ...], assumed_output_tokens: int | None, *, partial: bool
-) -> None:
+def _write(read: _Answers, last_seconds: float, assumed_output_tokens: int | None, *, partial: bool) -> None:
     import sys
 
     from fulcrum.cli.record.trace import trace_of
 
+    recording = read.recording
     for gateway, problem in recording.silent:
         click.echo(f"gateway {gateway} is not in it: {problem}", err=True)
     if recording.silent and not partial:
@@ -181,24 +198,33 @@ def _write(
             "what those gateways served is unknown, so that the trace would show less load than there was. Pods are "
             "reached from inside the cluster, or with --gateway POD=HOST:PORT; --partial writes what there is"
         )
-    trace = trace_of(recording.requests, key_ends, assumed_output_tokens=assumed_output_tokens)
-    for line in said(recording, trace):
+    trace = trace_of(
+        recording.requests,
+        read.key_ends,
+        assumed_output_tokens=assumed_output_tokens,
+        has_classes=read.has_classes,
+    )
+    for line in said(recording, trace, last_seconds):
         click.echo(line, err=True)
     if not trace.lines:
-        raise click.ClickException("there is nothing to write: send requests first, or use --assume-output TOKENS")
+        use = ", or use --assume-output TOKENS" if trace.assumable else ""
+        raise click.ClickException(f"there is nothing to write: send requests first{use}")
     out = sys.stdout.buffer
     for written in trace.lines:
         out.write(written + b"\n")
     out.flush()
 
 
-def said(recording: Recording, trace: Trace) -> list[str]:
-    """Return what is said of a trace: what it covers, and what is not in it."""
-    total = len(recording.requests)
-    text = [
-        f"{len(trace.lines)} of {total} requests of the last {recording.covers_from_seconds:.0f} s, as far back as "
-        f"gateway {recording.limited_by} knows"
-    ]
+def said(recording: Recording, trace: Trace, last_seconds: float) -> list[str]:
+    """Return what is said of a trace of the `last_seconds`: what it covers, and what is not in it."""
+    from fulcrum.cli.record.trace import MOST_BLOCKS
+
+    covered = (
+        f"{len(trace.lines)} of {len(recording.requests)} requests of the last {recording.covers_from_seconds:.0f} s"
+    )
+    if recording.limited_by and recording.covers_from_seconds < last_seconds:
+        covered += f", as far back as gateway {recording.limited_by} knows"
+    text = [covered]
     if recording.sampling_rate < 1:
         text.append(
             f"sampled: one request of {1 / recording.sampling_rate:.0f}, conversations whole "
@@ -206,10 +232,12 @@ def said(recording: Recording, trace: Trace) -> list[str]:
         )
     if recording.retries:
         text.append(f"{recording.retries} retries after a 429 count as one with their first request")
-    text += [f"left out: {count} {why}" for why, count in trace.left_out]
-    left_out = sum(count for why, count in trace.left_out if "Batch" not in why)
-    if left_out:
+    text += [f"left out: {count} {reason.text}" for reason, count in trace.left_out]
+    if trace.missing_load and trace.lines:
+        higher = f"the load was {trace.missing_load / len(trace.lines):.0%} higher than the trace"
         text.append(
-            f"the load was {left_out / max(total - left_out, 1):.0%} higher than the trace: see --assume-output"
+            f"{higher}: --assume-output adds {trace.assumable} of those left out" if trace.assumable else higher
         )
+    if trace.without_blocks:
+        text.append(f"without hash_ids: {trace.without_blocks}, because a trace has at most {MOST_BLOCKS:,} of them")
     return text

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fulcrum.cli.number_range import NumberRange
+
 if TYPE_CHECKING:
     from fulcrum.cli.top.source import Source
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--interval",
     "interval_seconds",
-    type=click.FloatRange(0.2, 60),
+    type=NumberRange(0.2, 60),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

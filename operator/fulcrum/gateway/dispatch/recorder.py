@@ -92,8 +92,8 @@ class Recorder:
         )  # fmt: skip
 
     def unread(self, now: float) -> None:
-        """A request was turned away before it was read."""
-        self.ring.add(now - self._start, 0.0, -1.0, -1.0, 0, 0, -1, 0, 0, _UNREAD, ())
+        """A request was turned away before it was read; it counts for the class of those that match no other."""
+        self.ring.add(now - self._start, 0.0, -1.0, -1.0, 0, 0, -1, 0, self._admission.classes.rest, _UNREAD, ())
 
     def neighbour_left(self, now: float) -> None:
         """Another gateway went, and with it what it knew."""

@@ -3,10 +3,11 @@
 from fulcrum.simulation.traffic.load import load_trace, prepared
 from fulcrum.simulation.traffic.mooncake import PREFIX_BLOCK_TOKENS
 from fulcrum.simulation.traffic.synthetic import DECODE_HEAVY, PREFILL_HEAVY, Phase, generate, repeated
-from fulcrum.simulation.traffic.trace import Request, TraceError
+from fulcrum.simulation.traffic.trace import LONGEST_SECONDS, Request, TraceError
 
 __all__ = [
     "DECODE_HEAVY",
+    "LONGEST_SECONDS",
     "PREFILL_HEAVY",
     "PREFIX_BLOCK_TOKENS",
     "Phase",

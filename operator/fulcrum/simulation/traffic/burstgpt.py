@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fulcrum.simulation.traffic.lines import table
-from fulcrum.simulation.traffic.trace import Request, TraceError, positive_int
+from fulcrum.simulation.traffic.trace import Request, Span, TraceError, positive_int
 
 FIELDS = ("Timestamp", "Request tokens", "Response tokens")
 
 
 def read(path: Path) -> Iterator[Request]:
     """Requests in file order, those that failed (0 response tokens) left out. Raises TraceError."""
+    span = Span(path, "Timestamp")
     for line, (timestamp, prompt, output) in table(path, FIELDS):
         if output in ("0", "0.0"):
             continue
         yield Request(
-            arrival_seconds=_seconds(path, line, timestamp),
+            arrival_seconds=span.checked(line, _seconds(path, line, timestamp)),
             prompt_tokens=positive_int(path, line, "Request tokens", prompt),
             output_tokens=positive_int(path, line, "Response tokens", output),
         )

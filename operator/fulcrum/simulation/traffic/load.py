@@ -45,7 +45,7 @@ def prepared(
     max_output_tokens: int | None = None,
 ) -> tuple[Request, ...]:
     """The first `limit` requests, arriving `speed` times as fast, lengths cut to the maxima."""
-    if speed <= 0:
+    if not speed > 0:
         raise ValueError(f"speed must be above 0, got {speed}")
     return tuple(
         replace(

@@ -12,23 +12,27 @@ from typing import Annotated, Final
 import msgspec
 
 from fulcrum.simulation.traffic.lines import lines_of
-from fulcrum.simulation.traffic.trace import Request, TraceError, positive_int
+from fulcrum.simulation.traffic.trace import Request, Span, TraceError, positive_int
 
 PREFIX_BLOCK_TOKENS: Final = 512
 """Prompt tokens behind one hash id (Mooncake, FAST'25, section 4)."""
+
+
+LARGEST_ID: Final = (1 << 62) - 1
+"""Rehearsals give ids above this to prefixes of their own."""
 
 
 class _Line(msgspec.Struct, frozen=True):
     timestamp: float
     input_length: int | float
     output_length: int | float
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: tuple[Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)], ...] = ()
     qos: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
 
 
 def read(path: Path) -> Iterator[Request]:
     """Requests in file order, `arrival_seconds` as the file has it. Raises TraceError."""
-    decoder = msgspec.json.Decoder(_Line)
+    decoder, span = msgspec.json.Decoder(_Line), Span(path, "timestamp")
     for number, text in enumerate(lines_of(path), start=1):
         if not text.strip():
             continue
@@ -46,7 +50,7 @@ def read(path: Path) -> Iterator[Request]:
                 path, number, "hash_ids", f"{len(line.hash_ids)} blocks are more than {prompt_tokens} tokens fill"
             )
         yield Request(
-            arrival_seconds=line.timestamp / 1000,
+            arrival_seconds=span.checked(number, line.timestamp / 1000),
             prompt_tokens=prompt_tokens,
             output_tokens=positive_int(path, number, "output_length", line.output_length),
             prefix_hash_ids=line.hash_ids,

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from fulcrum.api.record import MOST_TOKENS
+
+LONGEST_SECONDS: Final = 10 * 365.25 * 86_400
+"""Longest time from a trace's first line to any other: ten years, far more than traces have. Within it, sums of times
+are exact to 0.1 µs; beyond what doubles resolve a simulation would never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +38,10 @@ class TraceError(ValueError):
 
 
 def positive_int(path: Path, line: int, field: str, text: object) -> int:
-    """A token count of a trace line: an integer of at least 1, which may be written `472.0`. Raises TraceError."""
+    """A token count of a trace line: an integer from 1 to 2,147,483,647, which may be written `472.0`.
+
+    Raises TraceError.
+    """
     number = str(text)
     whole, _, fraction = number.partition(".")
     try:
@@ -40,4 +50,26 @@ def positive_int(path: Path, line: int, field: str, text: object) -> int:
         raise TraceError(path, line, field, f"expected a whole number, got {text!r}") from None
     if count < 1:
         raise TraceError(path, line, field, f"expected at least 1, got {count}")
+    if count > MOST_TOKENS:
+        raise TraceError(path, line, field, f"expected at most {MOST_TOKENS}, got {text!r}")
     return count
+
+
+class Span:
+    """Checks that all lines of a trace are within `LONGEST_SECONDS` of the first one."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        """`field`: the one with the time, for errors."""
+        self._path = path
+        self._field = field
+        self._first_seconds: float | None = None
+
+    def checked(self, line: int, seconds: float) -> float:
+        """Return `seconds`, when the request of a line arrives. Raises TraceError."""
+        if self._first_seconds is None:
+            self._first_seconds = seconds
+        away_seconds = abs(seconds - self._first_seconds)
+        if away_seconds > LONGEST_SECONDS:
+            problem = f"is {away_seconds:.3g} s from the first line; ten years ({LONGEST_SECONDS:.0f} s) are the most"
+            raise TraceError(self._path, line, self._field, problem)
+        return seconds
