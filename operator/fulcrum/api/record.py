@@ -30,6 +30,8 @@ BY_NUMBER: Final = MOST_KEYS + 1
 """Depth at which neither keys nor the identity decide: requests are drawn by their number."""
 _CROWD: Final = 64
 """What more than one of this many requests share (a system prompt) must not decide about all of them."""
+_LOOKED_AT: Final = 8
+"""Packs in which a crowd is looked for."""
 MOST_TOKENS: Final = 0x7FFFFFFF
 """Most of a number of tokens or bytes; what engines report can be anything."""
 SPREAD: Final = 0x9E3779B97F4A7C15
@@ -166,8 +168,9 @@ def _draw(keys: Sequence[int], identity: int, number: int, depth: int) -> int:
     return identity if identity and depth < BY_NUMBER else number * SPREAD & _WORD
 
 
-def uncrowded_depth(rows: Sequence[Row]) -> int:
-    """The first depth at which nothing decides that a crowd shares, seen on these requests."""
+def uncrowded_depth(packs: Sequence[bytes]) -> int:
+    """The first depth at which nothing decides that a crowd shares, seen on some of these packs. Raises RecordError."""
+    rows = [row for packed in packs[:: max(1, len(packs) // _LOOKED_AT)] for row in read_rows(packed)]
     longest = max([len(row.keys) for row in rows], default=0)
     for depth in range(longest + 1):
         there = Counter([_draw(row.keys, row.identity, row.number, depth) for row in rows])

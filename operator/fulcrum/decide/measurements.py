@@ -77,7 +77,7 @@ class Measurements:
     rehearsed: Rehearsed | None = None
     """The last answer; None: there is none yet."""
     plays_distrusted: bool = False
-    """What rehearsals foretold did not come, several times in a row: roles stay, and no worker is given back."""
+    """What rehearsals foretold did not come, several times in a row: they change no role, no worker is given back."""
     unknown: str | None = None
     """Why traffic is unknown, for people: names the source and what to look at."""
 

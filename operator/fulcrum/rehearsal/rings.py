@@ -19,17 +19,13 @@ from fulcrum.api.record import (
     RecordError,
     RingPage,
     decode,
-    read_rows,
     sampling_rate,
     uncrowded_depth,
 )
+from fulcrum.rehearsal.tuning import TUNING
 
 CLOCKS_APART_SECONDS: Final = 0.1
 """By so much ages of two gateways may be apart."""
-_CHANCE: Final = 0.1
-"""By so much the share of a sample is off by chance."""
-_LOOKED_AT: Final = 8
-"""Packs in which a crowd is looked for."""
 RETRY_GRACE_SECONDS: Final = 1.0
 """A client that waits for Retry-After comes this much later at most: its timer, a connection, the clocks' reading."""
 
@@ -113,10 +109,9 @@ def _coarsest(pages: Sequence[RingPage], least_rate: float) -> tuple[int, ...]:
         return (*depths, *[depths[-1]] * further)
     packs = next((page.packed_rows for page in pages if page.packed_rows), ())
     try:
-        seen = [row for pack in packs[:: max(1, len(packs) // _LOOKED_AT)] for row in read_rows(pack)]
+        return (uncrowded_depth(packs),) * further
     except RecordError:
-        return depths  # as `decode` will say
-    return (uncrowded_depth(seen),) * further
+        return ()  # as `decode` will say
 
 
 def _further(own: Sequence[int], coarsest: Sequence[int]) -> Sequence[int]:
@@ -128,7 +123,7 @@ def _further(own: Sequence[int], coarsest: Sequence[int]) -> Sequence[int]:
 def _rate(kept: Sequence[Sequence[RecordedRequest]], halved: float) -> float:
     """Share of the requests that these are, by their numbers, which count all: a crowd may have stayed, or gone, whole.
 
-    `kept`: of each gateway; `halved`: what it is without a crowd, from which chance alone is no difference.
+    `kept`: of each gateway; `halved`: what it is without a crowd, which it is taken for unless it is another load.
     """
     if halved == 1.0:
         return 1.0
@@ -137,7 +132,7 @@ def _rate(kept: Sequence[Sequence[RecordedRequest]], halved: float) -> float:
     if not known:
         return halved
     seen = sum(len(own) - 1 for own in known) / max(sum(max(own) - min(own) for own in known), 1)
-    return halved if abs(seen - halved) <= _CHANCE * halved else min(seen, 1.0)
+    return halved if abs(seen - halved) <= TUNING.stretch_change * halved else min(seen, 1.0)
 
 
 def _covers(ring: ReadRing, page: RingPage) -> float:

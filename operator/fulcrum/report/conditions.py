@@ -28,6 +28,7 @@ from fulcrum.decide.decision import BalanceDecision
 from fulcrum.decide.snapshot import GatewayState, ObservedWorker, Snapshot, roles_served
 from fulcrum.decide.tuning import TUNING
 from fulcrum.report.layouts import layout_texts, target_layout
+from fulcrum.report.rehearsal_off import rehearsal_off
 from fulcrum.report.slow_transfers import slow_transfers
 from fulcrum.report.unserved import adapters_missing, batches_missing, requests_rejected
 from fulcrum.rollout.actions import Action, CreateWorker, DeleteWorker, SetRole, StartDrain
@@ -158,7 +159,7 @@ def _progressing(
             )
     if snapshot.measurements.plays_distrusted:
         said = said or Reason.REHEARSAL_OFF
-        notes.append(_rehearsal_off(rehearses=snapshot.measurements.rehearses, played=played))
+        notes.append(rehearsal_off(rehearses=snapshot.measurements.rehearses, played=played))
     tiers = [worker.load.offload for worker in workers if worker.load is not None and worker.load.offload is not None]
     reasons = {tier.reason for tier in tiers if tier.reason is not None}
     notes += [f"KV comes back by policy load: {reason}." for reason in sorted(reasons)]
@@ -180,26 +181,6 @@ def _progressing(
     # A cluster at rest gives the reason of the notes, one that moves its own.
     reason = said if said is not None and finding.reason is Reason.RECONCILED else finding.reason
     return Finding(finding.status, reason, " ".join([finding.message, *notes]))
-
-
-def _rehearsal_off(*, rehearses: bool, played: RehearsalStatus | None) -> str:
-    """Say what plays that were wrong hold back: roles only where rehearsals decide about them."""
-    what = "no worker is given back"
-    if rehearses:
-        what = "no further role is changed for the load (empty ones are taken over), and no worker is given back,"
-    said = [
-        f"What rehearsals foretold did not come, several times in a row: {what} until it does, or until ten "
-        "minutes have passed without a forecast that could be compared with what came."
-    ]
-    if not rehearses:
-        said.append("Rehearsals have no answer at present, so roles change by estimates.")
-    if played is not None and played.foretold_attainment is not None:
-        said.append("status.rehearsal has both shares.")
-    said.append(
-        "Most often engines are slower than what is known of them, or something else uses their GPUs, cores or links: "
-        "see status.slowWorkers, and what else runs on their nodes."
-    )
-    return " ".join(said)
 
 
 def _progress(

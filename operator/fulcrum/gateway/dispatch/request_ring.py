@@ -23,8 +23,6 @@ LONGEST_SECONDS: Final = 3600.0
 _MOST_LEVELS: Final = 20
 _MOST_THINNED: Final = 8
 """Pages that are thinned for a new one, so that no request waits for long; then the oldest one goes."""
-_LOOKED_AT: Final = 8
-"""Pages in which a crowd is looked for."""
 _UNEVEN: Final = 4
 """A page that stands for this many times more requests than it should was drawn by what a crowd shares."""
 
@@ -176,10 +174,7 @@ class Ring:
             self._forget_oldest()
         else:
             if self._level == len(self._depths):
-                apart = max(1, len(self._pages) // _LOOKED_AT)
-                self._depths.append(
-                    uncrowded_depth([row for page in self._pages[::apart] for row in unpack_rows(page.packed)])
-                )
+                self._depths.append(uncrowded_depth([page.packed for page in self._pages]))
             self._level += 1
 
     def _thin(self, at: int) -> None:
