@@ -346,13 +346,15 @@ async def test_many_gateways_are_asked_for_fewer_seconds(metrics: Metrics, clock
 
 
 async def test_a_process_that_dies_costs_one_answer_and_the_others_go_on(metrics: Metrics, clock: Clock) -> None:
-    process = PlayProcess(deadline_seconds=0.0001)
+    long_seconds = deadline_seconds(60)
+    process = PlayProcess(deadline_seconds=long_seconds, start_seconds=long_seconds)
+    process._deadline_seconds = 0.0001
     async with gateway(ring()) as address, rehearsing(metrics, clock, process=process) as (rehearsals, woken):
         for key in (KEY, OTHER):
             rehearsals.ask(key, make_asked({"g": address}))
         await eventually(lambda: count(metrics, "failed") == 2, what="two that took too long")
         assert woken == []
-        process._deadline_seconds = 60.0
+        process._deadline_seconds = long_seconds
         clock.now += PAUSE_SECONDS
         rehearsals.ask(KEY, make_asked({"g": address}))
         clock.now += PAUSE_SECONDS  # after a failure twice as long
