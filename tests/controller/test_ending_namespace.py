@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -44,9 +46,8 @@ def posts(script: Script, server: Server) -> list[str]:
     return found
 
 
-async def test_nothing_is_made_and_nothing_is_said(
-    script: Script, posts: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+@asynccontextmanager
+async def reconciling(script: Script) -> AsyncIterator[tuple[Reconciler, Rehearsals]]:
     async def no_secret(_: str, __: str) -> None:
         return None
 
@@ -57,10 +58,19 @@ async def test_nothing_is_made_and_nothing_is_said(
         ClusterWatches(agents, metrics, no_secret, wake=lambda _: None) as watches,
         Rehearsals(metrics, wake=lambda _: None, now=lambda: datetime.now(UTC)) as rehearsals,
     ):
-        reconciler = Reconciler(
-            kube, caches, agents, watches, metrics, rehearsals=rehearsals, identity="t", installation=Installation(),
-            now=lambda: datetime.now(UTC),
+        yield (
+            Reconciler(
+                kube, caches, agents, watches, metrics, rehearsals=rehearsals, identity="t",
+                installation=Installation(), now=lambda: datetime.now(UTC),
+            ),
+            rehearsals,
         )  # fmt: skip
+
+
+async def test_nothing_is_made_and_nothing_is_said(
+    script: Script, posts: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with reconciling(script) as (reconciler, _):
         first = await reconciler.reconcile(KEY)
         tried = len(posts)
         again = await reconciler.reconcile(KEY)

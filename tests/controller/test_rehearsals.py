@@ -52,6 +52,7 @@ from fulcrum.controller.rehearsals import (
 from fulcrum.decide.measurements import Measurements
 from fulcrum.decide.rehearsed import Wanted, rehearses
 from fulcrum.performance.layout import Layout
+from fulcrum.rehearsal.believed import believed
 from fulcrum.rehearsal.case import Case, Played, played
 from fulcrum.rehearsal.foretold import Course, Foretold
 from fulcrum.rehearsal.memory import Memory
@@ -463,6 +464,15 @@ def test_of_many_requests_a_scale_model_is_played(monkeypatch: pytest.MonkeyPatc
     assert few.played_requests / few.plays < 0.7 * whole.played_requests / whole.plays
     assert few.rehearsed.compared[0].layout == standing
     assert few.rehearsed.chosen.count(Role.PREFILL) > 2 or few.rehearsed.chosen.mixed
+
+
+def test_a_scale_model_has_as_much_fewer_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing = split(2, 8)
+    rings = [ReadRing(gateway=str(number), page=ring(rate=4.4, standing=standing)) for number in range(4)]
+    monkeypatch.setattr("fulcrum.rehearsal.case._LEAST_PLAYS", TUNING.most_played / 1200)
+    with patch("fulcrum.rehearsal.case.believed", side_effect=believed) as made:
+        assert played(case(*rings, wanted=wanted(standing=standing))).rehearsed is not None
+    assert 1 <= made.call_args.kwargs["gateways"] < 4
 
 
 def test_where_no_other_layout_could_be_played_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

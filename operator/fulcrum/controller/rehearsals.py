@@ -23,7 +23,7 @@ from fulcrum.controller.watched_cluster import WatchedCluster
 from fulcrum.decide import Snapshot
 from fulcrum.decide.measurements import Measurements
 from fulcrum.decide.rehearsed import Rehearsed, Wanted, rehearses
-from fulcrum.rehearsal.case import Case, Played, played, silence
+from fulcrum.rehearsal.case import Case, Played, played, untold
 from fulcrum.rehearsal.memory import Memory
 from fulcrum.rehearsal.tuning import TUNING
 from fulcrum.telemetry.rings import read_rings
@@ -219,8 +219,8 @@ class Rehearsals:
         No other cluster waits for that, as it would in the turn of this one.
         """
         rings = await read_rings(asked.gateways, token=asked.token, last_seconds=1.0)
-        silent = silence([(ring.gateway, ring.problem) for ring in rings if ring.page is None])
-        return Played(memory=memory, problem=silent) if silent else None
+        silent = [(ring.gateway, ring.problem) for ring in rings if ring.page is None]
+        return Played(memory=memory, problem=untold(silent)) if silent else None
 
     async def _played(self, asked: Asked, memory: Memory) -> Played:
         # The rings of all gateways take the operator's memory twice.

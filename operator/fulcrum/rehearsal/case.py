@@ -68,17 +68,21 @@ def played(case: Case) -> Played:
     """Rehearse."""
     recording = merge(case.rings, least_rate=_least_rate(case))
     if not recording.complete:
-        return _without(case, silence(recording.silent or (("none is old enough", ""),)))
+        return _without(case, untold(recording.silent))
     if recording.covers_from_seconds < TUNING.shortest_seconds:
         return _without(
             case, f"only the last {recording.covers_from_seconds:.0f} s are known: a gateway is new, or went"
         )
-    scale = scale_of(case.wanted.standing, recording.sampling_rate)
+    key_ends = next(ring.page.key_ends for ring in case.rings if ring.page is not None)
+    standing, slo = case.wanted.standing, promised(case.spec)
+    known = recorded(recording, key_ends, slo=slo)
+    if known is None:
+        return _without(case, "the load is not known")
+    few = _most_share(known, recording.sampling_rate, slo)
+    scale = scale_of(standing, few) or scale_of(standing, recording.sampling_rate)
     if scale is None:
         share = f"{recording.sampling_rate:.0%} of the requests are known"
-        return _without(case, f"{share}, and {case.wanted.standing.total} workers have no scale model for them")
-    key_ends = next(ring.page.key_ends for ring in case.rings if ring.page is not None)
-    known = recorded(recording, key_ends, slo=promised(case.spec))
+        return _without(case, f"{share}, and {standing.total} workers have no scale model for them")
     cluster = believed(
         case.spec,
         speeds=case.speeds,
@@ -87,11 +91,8 @@ def played(case: Case) -> Played:
         gateways=max(1, round(len(case.rings) * scale.share)),
         model=case.model,
     )
-    if known is None or cluster is None:
-        what = "the load" if known is None else "how fast all workers are"
-        return _without(case, f"{what} is not known")
-    few = scale_of(case.wanted.standing, _most_share(known, recording.sampling_rate, promised(case.spec)))
-    scale = few or scale
+    if cluster is None:
+        return _without(case, "how fast all workers are is not known")
     known = replace(known, seen=thinned(known.seen, scale.share / recording.sampling_rate))
     return _rehearsed(replace(case, wanted=replace(case.wanted, standing=scale.played)), known, cluster, scale)
 
@@ -107,10 +108,10 @@ def _most_share(known: Recorded, sampling_rate: float, slo: LatencyTargets) -> f
     return min(sampling_rate, TUNING.most_played / (_LEAST_PLAYS * max(requests, 1.0)))
 
 
-def silence(silent: Sequence[tuple[str, str]]) -> str:
-    """Return what is said of gateways that told nothing, each with the reason; empty where all did."""
-    names = ", ".join(f"{gateway} ({why})" if why else gateway for gateway, why in silent)
-    return names and f"not all gateways told their requests: {names}"
+def untold(silent: Sequence[tuple[str, str]]) -> str:
+    """Return what is said where gateways told nothing, each with the reason, or all of them too little."""
+    names = ", ".join(f"{gateway} ({why})" for gateway, why in silent)
+    return f"not all gateways told their requests: {names or 'none is old enough'}"
 
 
 def _least_rate(case: Case) -> float:

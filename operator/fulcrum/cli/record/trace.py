@@ -18,7 +18,7 @@ MOST_BLOCKS: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class LeftOut:
     """Why a request is not in a trace."""
 
     text: str
@@ -28,15 +28,15 @@ class Reason:
     """Only its answer is unknown: with an assumed one it can be written."""
 
 
-_UNREAD: Final = Reason(text="were turned away unread, so that their lengths are unknown", has_prompt=False)
-_BATCH: Final = Reason(text="are of a class of kind Batch, which is no load", load=False)
-_INVALID: Final = Reason(text="could not be served by any worker (400)", load=False)
-_UNKNOWN: Final = Reason(text="have an answer of unknown length")
+_UNREAD: Final = LeftOut(text="were turned away unread, so that their lengths are unknown", has_prompt=False)
+_BATCH: Final = LeftOut(text="are of a class of kind Batch, which is no load", load=False)
+_INVALID: Final = LeftOut(text="could not be served by any worker (400)", load=False)
+_UNKNOWN: Final = LeftOut(text="have an answer of unknown length")
 _NO_ANSWER: Final = {
-    Outcome.REJECTED: Reason(text="were turned away"),
-    Outcome.PENDING: Reason(text="are still under way"),
-    Outcome.FAILED: Reason(text="were broken off"),
-    Outcome.LEFT: Reason(text="were broken off by their clients"),
+    Outcome.REJECTED: LeftOut(text="were turned away"),
+    Outcome.PENDING: LeftOut(text="are still under way"),
+    Outcome.FAILED: LeftOut(text="were broken off"),
+    Outcome.LEFT: LeftOut(text="were broken off by their clients"),
 }
 
 
@@ -53,7 +53,7 @@ class Trace:
     """Lines of a trace, and what is not in them."""
 
     lines: tuple[bytes, ...]
-    left_out: tuple[tuple[Reason, int], ...] = ()
+    left_out: tuple[tuple[LeftOut, int], ...] = ()
     """Why, and how many."""
     without_blocks: int = 0
     """Requests whose `hash_ids` would be more than `MOST_BLOCKS`, with those of younger requests."""
@@ -81,7 +81,7 @@ def trace_of(
     Ids of blocks are numbered anew, so that two exports cannot be joined. A request whose answer is unknown, or was not
     ended, is left out, or has `assumed_output_tokens`, and no less than it had. `has_classes`: lines name the class.
     """
-    written, left_out = [], Counter[Reason]()
+    written, left_out = [], Counter[LeftOut]()
     for request in requests:
         reason = _why_not(request, assumed_output_tokens)
         if reason is None:
@@ -106,7 +106,7 @@ def trace_of(
     return Trace(lines=tuple(lines), left_out=tuple(left_out.most_common()), without_blocks=without_blocks)
 
 
-def _why_not(request: RecordedRequest, assumed_output_tokens: int | None) -> Reason | None:
+def _why_not(request: RecordedRequest, assumed_output_tokens: int | None) -> LeftOut | None:
     if request.outcome is Outcome.UNREAD:
         return _UNREAD
     if request.batch:

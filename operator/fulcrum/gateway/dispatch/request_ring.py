@@ -126,7 +126,7 @@ class Ring:
 
     def _close_page(self, now: float) -> None:
         page = _Page(pack_rows(self._open), len(self._open), self._level, now)
-        self._open_page_again()
+        self._begin_page()
         while self._pages and self._pages[0].newest < now - LONGEST_SECONDS:
             self._forget_oldest()
         self._pages.append(page)
@@ -140,7 +140,7 @@ class Ring:
                 thinned += 1
         self._relax(now)
 
-    def _open_page_again(self) -> None:
+    def _begin_page(self) -> None:
         self._open.clear()
         self._open_keys = 0
         self._open_from = self._numbers
@@ -150,7 +150,7 @@ class Ring:
         self._pages.clear()
         self._depths.clear()
         self._level, self.bytes_taken, self._forgotten = 0, 0, now
-        self._open_page_again()
+        self._begin_page()
 
     def _forget_oldest(self) -> None:
         page = self._pages.pop(0)
